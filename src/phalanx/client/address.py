@@ -17,6 +17,7 @@ from phalanx.client.login import kept_login
 from phalanx.core.errors import NotFound, ServerUnreachable, SetupError
 
 if TYPE_CHECKING:
+    from phalanx.client.asynchronous import AsyncClient
     from phalanx.core.clusters import Cluster, Clusters
 
 
@@ -50,6 +51,15 @@ def connect(home: Path | None = None, environ: Mapping[str, str] = os.environ) -
     find = _finder(home, environ)
     first = find()
     return Client(first.url, first.token, relocate=lambda: ((found := find()).url, found.token))
+
+
+def connect_async(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> "AsyncClient":
+    """As `connect`, for an event loop. Raises likewise."""
+    from phalanx.client.asynchronous import AsyncClient  # nobody else need import asyncio
+
+    find = _finder(home, environ)
+    first = find()
+    return AsyncClient(first.url, first.token, relocate=lambda: ((found := find()).url, found.token))
 
 
 def clusters_of(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> "Clusters":

@@ -5,19 +5,20 @@ import os
 import secrets
 from pathlib import Path
 
-from phalanx.client.http import Line
 from phalanx.core.errors import Conflict, ServerUnreachable, SetupError
 from phalanx.core.views import ArtifactView
 
 
-def save(line: Line, artifact: ArtifactView, out: Path, force: bool) -> None:
-    """Raises Conflict where something is already and not `force`, SetupError where `out` cannot be written, ServerUnreachable for
-    bytes that are not those the name stands for."""
+def refuse_taken(out: Path, force: bool) -> None:
+    """Raises Conflict where something is already and not `force`."""
     if not force and os.path.lexists(out):
         raise Conflict("--out", str(out), "is there already; name another place, or add --force")
-    data = line.repeat(lambda: line.exchange("GET", f"/blobs/{artifact.sha256}")).content
+
+
+def save(artifact: ArtifactView, data: bytes, out: Path, url: str) -> None:
+    """Raises SetupError where `out` cannot be written, ServerUnreachable for bytes that are not those the name stands for."""
     if hashlib.sha256(data).hexdigest() != artifact.sha256:
-        raise ServerUnreachable(f"{line.url} sent other bytes than those of {artifact.name}; try again")
+        raise ServerUnreachable(f"{url} sent other bytes than those of {artifact.name}; try again")
     try:
         _write(out, data)
     except OSError as error:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import httpx
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from phalanx.client.checks import job_path
 from phalanx.client.http import Line, problem
 from phalanx.core.channels import (
     DATA_BYTES_MAX,
@@ -91,7 +92,7 @@ def open_channel(
     """Raises the error that the platform answers, ServerUnreachable."""
     asked: list[tuple[str, str]] = [("what", what), ("rank", str(rank)), ("port", str(port))]
     asked += [("argv", word) for word in argv] + ([("terminal", "true")] if terminal else [])
-    url = f"ws{line.url.removeprefix('http')}/api/v1/jobs/{quote(job, safe='')}/channel?{urlencode(asked)}"
+    url = f"ws{line.url.removeprefix('http')}/api/v1{job_path(job)}/channel?{urlencode(asked)}"
     headers = {"Authorization": line.http.headers["Authorization"]}
     stack = ExitStack()
     try:

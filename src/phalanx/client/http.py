@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
-from phalanx.core import errors, wire
+from phalanx.client.steps import Answer, Ask
+from phalanx.core import errors
 from phalanx.core.errors import (
     Bug,
     Conflict,
@@ -20,6 +21,7 @@ from phalanx.core.errors import (
     RateLimited,
     ServerUnreachable,
     SpecError,
+    Stale,
     StoreUnavailable,
     Unauthorized,
     UserError,
@@ -33,7 +35,7 @@ TIMEOUT_S: Final = 30.0
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
-    400: SpecError, 401: Unauthorized, 403: Forbidden, 404: NotFound, 409: Conflict, 413: SpecError, 422: SpecError,
+    400: SpecError, 401: Unauthorized, 403: Forbidden, 404: NotFound, 409: Conflict, 412: Stale, 413: SpecError, 422: SpecError,
 }  # fmt: skip
 
 
@@ -50,11 +52,6 @@ class Line:
     relocate: Callable[[], tuple[str, str]] | None
     sleep: Callable[[float], None]
     delays_s: Sequence[float] = RETRY_DELAYS_S
-
-    def read(self, kind: Any, path: str, params: Mapping[str, str | int | None] | None = None) -> Any:
-        """GET `path` as a `kind`, repeated while the server is away for a moment."""
-        query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
-        return decoded(kind, self.repeat(lambda: self.exchange("GET", path, params=query)), self.url)
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The answer of `call`, which must be safe to repeat; raises the last ServerUnreachable, `lost` when any of them was."""
@@ -77,15 +74,10 @@ class Line:
         try:
             response = self.http.request(method, f"/api/v1{path}", **kwargs)
         except httpx.TransportError as error:
-            raise ServerUnreachable(self._silence(error), lost=not isinstance(error, _NOT_SENT)) from error
+            raise unanswered(error, self.url, self.http.timeout.read) from error
         if response.is_success or (missing_ok and response.status_code == 404):
             return response
         raise problem(response, self.url)
-
-    def _silence(self, error: httpx.TransportError) -> str:
-        if not isinstance(error, httpx.TimeoutException):
-            return f"{self.url} does not answer ({error}); {_START}"
-        return f"{self.url} did not answer in {self.http.timeout.read or TIMEOUT_S:g} s; try again, and look at run/server.log"
 
     def _look_again(self) -> None:
         """Follow a server that came back elsewhere. A home that is being written at this moment changes nothing."""
@@ -108,27 +100,55 @@ def open_line(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Line:
     """A line that has not been used yet. Redirects are not followed: they would carry the token elsewhere."""
+    return Line(url, httpx.Client(transport=transport, **for_line(url, token)), relocate, sleep)
+
+
+def for_line(url: str, token: str) -> dict[str, Any]:
+    """How either of httpx's clients is made for a server."""
     plain = urlsplit(url).scheme == "http"
-    client = httpx.Client(
-        base_url=url,
-        headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
-        timeout=TIMEOUT_S,
-        transport=transport,
-        trust_env=not plain,  # plain HTTP is loopback, where a proxy from the environment has no business
+    return {
+        "base_url": url,
+        "headers": {"Authorization": f"Bearer {token}", "Accept": "application/json"},
+        "timeout": TIMEOUT_S,
+        "trust_env": not plain,  # plain HTTP is loopback, where a proxy from the environment has no business
         # Reading the CA bundle costs 20 ms, for nothing on plain HTTP; this context trusts nobody, so it fails closed.
-        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
-    )
-    return Line(url, client, relocate, sleep)
+        "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
+    }
 
 
-def decoded(kind: Any, response: httpx.Response, url: str) -> Any:
-    """The answer's body as a `kind`."""
-    try:
-        return wire.loads(kind, response.content)
-    except ValueError as error:
-        raise ServerUnreachable(
-            f"{url} answered something this client cannot read ({error}); are both the same Phalanx?", lost=True
-        ) from error
+def unanswered(error: httpx.TransportError, url: str, limit_s: float | None) -> ServerUnreachable:
+    """What it is that no answer came."""
+    if isinstance(error, httpx.TimeoutException):
+        sentence = f"{url} did not answer in {limit_s or TIMEOUT_S:g} s; try again, and look at run/server.log"
+    else:
+        sentence = f"{url} does not answer ({error}); {_START}"
+    return ServerUnreachable(sentence, lost=not isinstance(error, _NOT_SENT))
+
+
+def request_of(ask: Ask) -> dict[str, Any]:
+    """As httpx takes it; what is not set is not sent."""
+    asked: dict[str, Any] = {}
+    if ask.params is not None:
+        asked["params"] = {name: value for name, value in ask.params.items() if value not in (None, "")}
+    if ask.content is not None:
+        asked["content"] = ask.content
+    if ask.headers is not None:
+        asked["headers"] = dict(ask.headers)
+    return asked
+
+
+def answer_of(response: httpx.Response, url: str) -> Answer:
+    return Answer(response.is_success, response.content, url, next_cursor(response))
+
+
+def unreadable(url: str, error: ValueError) -> ServerUnreachable:
+    return ServerUnreachable(f"{url} answered something this client cannot read ({error}); are both the same Phalanx?", lost=True)
+
+
+def next_cursor(response: httpx.Response) -> str:
+    """Of the page that follows this one; '' where none does."""
+    url = response.links.get("next", {}).get("url", "")
+    return dict(parse_qsl(urlsplit(url).query)).get("cursor", "")
 
 
 def problem(response: httpx.Response, url: str) -> PhalanxError:

@@ -75,6 +75,10 @@ class Conflict(UserError):
     """The request is fine in itself and does not fit the present state."""
 
 
+class Stale(Conflict):
+    """What was to be changed is not any more as it was when it was read."""
+
+
 class Unauthorized(UserError):
     """The token is missing, unknown, or may not do this."""
 

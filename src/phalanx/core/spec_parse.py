@@ -164,7 +164,8 @@ def _normal(data: dict[Any, Any]) -> dict[Any, Any]:
             as_text["gpus"] = f"{resources['gpus']:g}"
         normal["resources"] = {**resources, **as_text}
     if isinstance(normal.get("entrypoint"), list):
-        normal["entrypoint"] = tuple(str(part) for part in normal["entrypoint"])
+        parts = normal["entrypoint"]
+        normal["entrypoint"] = tuple(str(part) if type(part) in (int, float) else part for part in parts)
     for name in ("secrets", "secret_files", "after"):
         if isinstance(normal.get(name), list):
             normal[name] = tuple(normal[name])

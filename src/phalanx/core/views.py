@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Strict
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.isolation import Isolation
 from phalanx.core.messages import RankExit
 from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
+
+Flag = Annotated[bool, Strict()]
+"""In what is asked for: 0 and 1 are no answers to a yes or no."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +199,8 @@ class WhyView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """A node of the fleet. `state` is up or away; `drained` says why nothing new is placed on it, '' when it is; `features` are
-    those of its agent; `isolation` is how it keeps jobs apart, None of one that does not say."""
+    those of its agent; `isolation` is how it keeps jobs apart, None of one that does not say. tag: the ETag of what somebody may
+    have changed of it."""
 
     node: NodeId
     state: str
@@ -207,6 +213,7 @@ class NodeView:
     drained: str = ""
     features: tuple[str, ...] = ()
     isolation: Isolation | None = None
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,10 +385,11 @@ class PlanView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
     """How the fleet is shared: the policy as a mapping, as a policy file has it; what nobody set is left out. warnings: what is
-    acceptable but may not be meant."""
+    acceptable but may not be meant. tag: its ETag, by which a writer says which policy it was that it read."""
 
     policy: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +397,7 @@ class PolicyRequest:
     """Body of PUT /policy. `dry_run`: only check it."""
 
     policy: Mapping[str, Any]
-    dry_run: bool = False
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,11 +426,12 @@ class QueueView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretView:
     """What may be seen of a stored secret: its name, whose it is, and when its value was last set. The value never is. team: ''
-    is the platform's own."""
+    is the platform's own. tag: its ETag, another one for each value that was set."""
 
     name: str
     set_ms: int
     team: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,7 +446,7 @@ class DrainRequest:
     """Body of POST /nodes/{node}/drain. `now`: gangs that run there are stopped, and start again elsewhere."""
 
     reason: str
-    now: bool = False
+    now: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -530,7 +539,7 @@ class GcRequest:
     collected."""
 
     older_than: str = "30d"
-    dry_run: bool = False
+    dry_run: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

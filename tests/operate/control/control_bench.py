@@ -29,6 +29,7 @@ from phalanx.core.messages import (
 )
 from phalanx.core.records import ModelSaved
 from phalanx.core.spec import JobSpec, Kind, Resources
+from phalanx.core.spec_parse import parse_spec
 from phalanx.decide.scheduler import Plan, Snapshot, schedule
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.fold import fold_all
@@ -292,6 +293,10 @@ class Bench:
 
     def submit(self, spec: JobSpec | None = None, key: str = "") -> JobId:
         return self.control.submit(spec or a_spec(), "", key, "ada")
+
+    def submit_as(self, written: Mapping[str, Any], key: str) -> JobId:
+        """As the API does of a spec that somebody wrote."""
+        return self.control.submit(parse_spec(dict(written)), "", key, "admin")
 
     @property
     def world(self) -> World:

@@ -10,7 +10,7 @@ from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import RankProcess
 from phalanx.core.records import RankRecord, Recovered
 from phalanx.operate.control.effects import _said
-from phalanx.operate.control.views import _attempt_view
+from phalanx.operate.control.views import attempt_view
 from phalanx.operate.control.world import RECOVERIES_KEPT, AttemptRecord
 from phalanx.record.telemetry.records import decode
 
@@ -39,7 +39,7 @@ def test_a_record_of_it_is_a_fact_also_after_step_zero() -> None:
 def test_it_is_shown_once_and_the_rank_has_its_new_process() -> None:
     once = _said(ATTEMPT, FACT)
     twice = _said(once, FACT)
-    view = _attempt_view(twice)
+    view = attempt_view(twice)
     assert [(one.generation, one.steps_lost, one.recovery_ms, one.step) for one in view.recoveries] == [(2, 1, 397, 36)]
     assert [rank.pid for rank in view.ranks] == [77, 11]
     assert view.resumed_step is None

@@ -211,7 +211,7 @@ def test_what_no_variable_can_hold_is_refused_without_the_value(secrets: Secrets
 def test_the_api_takes_values_and_gives_names(server: LiveServer, http: httpx.Client) -> None:
     assert http.put("/secrets/LISTED", content=CANARY).status_code == 204
     listed = http.get("/secrets").json()
-    assert [set(one) for one in listed] == [{"name", "set_ms", "team"}] * len(listed)
+    assert [set(one) for one in listed] == [{"name", "set_ms", "team", "tag"}] * len(listed)
     assert "LISTED" in [one["name"] for one in listed]
     for answer in (
         http.put("/secrets/BAD", content=CANARY.encode() + b"\0"),

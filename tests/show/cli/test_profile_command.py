@@ -123,7 +123,7 @@ def test_without_a_wait_and_as_json_it_is_the_request_or_the_profile_alone(asked
 def test_where_nothing_comes_of_it_that_is_said(
     asked: Terminal, monkeypatch: pytest.MonkeyPatch, views: tuple[TraceRequestView, ...], code: int, says: str
 ) -> None:
-    monkeypatch.setattr("phalanx.client.tracing.WRITTEN_S_MAX", 0.05)
+    monkeypatch.setattr("phalanx.client.following.WRITTEN_S_MAX", 0.05)
     comes_on(asked, *views)
     shown = asked("profile", JOB, "--steps", "5")
     assert (shown.code, shown.out) == (code, "") and says in shown.err

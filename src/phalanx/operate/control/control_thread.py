@@ -17,6 +17,7 @@ from phalanx.core.errors import Bug, WorldError
 from phalanx.core.ids import JobId
 from phalanx.decide.scheduler.plan import Plan, Wait
 from phalanx.decide.scheduler.snapshot import Snapshot
+from phalanx.operate.control.bells import Bell
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.world import World
 
@@ -50,6 +51,9 @@ class ControlThread:
         self._on_bug = on_bug
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="control")
         self._wake = asyncio.Event()
+        self.changed = Bell()
+        """Rings when anything was committed."""
+        self._rung_at = controller.world.seq
         self._clock_s = clock_s
         self._ticked_s: float | None = None
         self._snapshot: Snapshot | None = None
@@ -91,6 +95,10 @@ class ControlThread:
         except Bug as error:
             self._on_bug(error)
             raise
+        finally:
+            if self.world.seq != self._rung_at:
+                self._rung_at = self.world.seq
+                self.changed.ring()
 
     async def change(self, act: Callable[[Controller], T]) -> T:
         """As `call`, and the next tick starts at once since something changed."""

@@ -15,6 +15,7 @@ import structlog
 
 from phalanx.core.ids import AttemptId, NodeId, split_attempt
 from phalanx.core.messages import CHUNK_BYTES_MAX, Chunk, ChunkAck
+from phalanx.operate.control.bells import LogBells
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.stragglers import Watch
 from phalanx.operate.control.world import World
@@ -34,6 +35,8 @@ class Ingest:
         self._journal = journal
         self._series = series
         self.bad_lines = 0
+        self.grown = LogBells()
+        """Rings for each log that has grown."""
         self._watch = Watch()
         self._turns: WeakValueDictionary[tuple[AttemptId, int], asyncio.Lock] = WeakValueDictionary()
 
@@ -47,6 +50,8 @@ class Ingest:
             # Not its to tell; and without an acknowledgement the agent could never report the attempt's end.
             return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, chunk.offset + len(data))
         end = await asyncio.to_thread(self._journal.write, chunk.stream, chunk.attempt, chunk.rank, chunk.offset, data)
+        if chunk.stream == "log":
+            self.grown.ring(chunk.attempt, chunk.rank)
         if chunk.stream == "records":
             await self.read_records(node, chunk.attempt, chunk.rank)
         return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, end)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
 
+from phalanx.operate.control.people import audit
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import notices as table
 
@@ -34,6 +36,38 @@ def due(store: Store, webhook: str, now_ms: int, limit: int) -> list[Notice]:
     query = select(table).where(mine).order_by(table.c.tries, table.c.seq).limit(limit)
     with store.reading() as connection:
         return [Notice(row.seq, row.webhook, json.loads(row.entry), row.tries) for row in connection.execute(query)]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A notice, and when it is tried next."""
+
+    notice: Notice
+    due_ms: int
+
+
+def waiting(store: Store, after: int, limit: int) -> list[Waiting]:
+    """Those of all receivers beyond number `after`, in order. Raises StoreUnavailable."""
+    query = select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
+    with store.reading() as connection:
+        return [_waiting(row) for row in connection.execute(query)]
+
+
+def hurry(store: Store, epoch: int, seq: int, now_ms: int, note: Note | None = None) -> Waiting | None:
+    """That one, and whatever waits for the same receiver, is due by now: a lane goes on from its first. None when it is not there.
+    Raises StoreUnavailable."""
+    with store.leading(epoch) as connection:
+        row = connection.execute(select(table).where(table.c.seq == seq)).first()
+        if row is None:
+            return None
+        late = (table.c.webhook == row.webhook) & (table.c.due_ms > now_ms)
+        connection.execute(update(table).where(late).values(due_ms=now_ms))
+        audit.write(connection, note)
+        return replace(_waiting(row), due_ms=min(row.due_ms, now_ms))
+
+
+def _waiting(row: Any) -> Waiting:
+    return Waiting(Notice(row.seq, row.webhook, json.loads(row.entry), row.tries), row.due_ms)
 
 
 def num_waiting(store: Store, webhook: str) -> int:

@@ -7,6 +7,7 @@ from phalanx.core import wire
 from phalanx.core.ids import NodeId
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.units import MILLI
+from phalanx.core.use_views import QuotaView
 from phalanx.core.views import QueueView
 from phalanx.decide.scheduler.quotas.lent import lent_to
 from phalanx.decide.scheduler.snapshot import RunningJob, Snapshot, Usage
@@ -41,6 +42,22 @@ def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
     return tuple(
         _view(name, policy, held[name], beyond[name], running[name], waiting[name], usage.get(name, Usage()))
         for name in sorted(names)
+    )
+
+
+def quota_views(snapshot: Snapshot) -> tuple[QuotaView, ...]:
+    """Of each queue, and of each type of device that it holds any of or has a quota or limit of."""
+    return tuple(
+        QuotaView(
+            queue=queue.name,
+            type=kind,
+            held=queue.held.get(kind, 0.0),
+            quota=queue.quota.get(kind),
+            limit=queue.limit.get(kind),
+            borrowed=queue.borrowed.get(kind, 0.0),
+        )
+        for queue in queue_views(snapshot)
+        for kind in sorted({*queue.held, *queue.quota, *queue.limit})
     )
 
 

@@ -4,6 +4,7 @@ The database, or a copy of it, opens none. A value leaves for a node that starts
 and to be struck out of a log. No error, log line or event here ever has a value in it.
 """
 
+import hashlib
 import os
 import re
 import threading
@@ -41,7 +42,7 @@ class Secrets:
 
     def put(self, epoch: int, name: str, value: bytes, team: str = PLATFORM, note: Note | None = None) -> None:
         """Stores the team's `value` under `name`, in place of an older one. Raises SpecError, SetupError, StoreUnavailable."""
-        _check(name, value)
+        check(name, value)
         sealed = self._sealed()
         others = {other: text for other, text in sealed.items() if other != (team, name)}
         keys = self._keys.read(make=not others)
@@ -80,10 +81,10 @@ class Secrets:
 
     def views(self) -> tuple[SecretView, ...]:
         """Names and dates of all teams', by team and name. Raises StoreUnavailable."""
-        query = select(table.c.team, table.c.name, table.c.created_ms).order_by(table.c.team, table.c.name)
+        query = select(table).order_by(table.c.team, table.c.name)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team) for row in rows)
+        return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team, tag=_tag(row.sealed)) for row in rows)
 
     def missing(self, names: Iterable[str], team: str = PLATFORM) -> tuple[str, ...]:
         """Those of `names` that the team does not have stored. Raises StoreUnavailable."""
@@ -109,7 +110,12 @@ def _bound(team: str, name: str) -> str:
     return f"{team}/{name}" if team else name
 
 
-def _check(name: str, value: bytes) -> None:
+def _tag(sealed: str) -> str:
+    """Of one sealing of one value, of which it tells nothing: each has a nonce of its own."""
+    return f'"{hashlib.sha256(sealed.encode()).hexdigest()[:24]}"'
+
+
+def check(name: str, value: bytes) -> None:
     """Raises SpecError, which tells of the value no more than what is wrong with it."""
     if _NAME.fullmatch(name) is None:
         raise SpecError("secret", name, "name secrets with letters, digits and '_', at most 64, not beginning with a digit")

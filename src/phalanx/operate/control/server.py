@@ -43,6 +43,7 @@ from phalanx.operate.control.ports import NodeLink
 from phalanx.operate.control.sealing import Sealing
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import FIRST_LEASED, Store, Superseded
+from phalanx.operate.control.tail import Tail
 from phalanx.operate.control.tracked import lineage_of, outbox_entries
 from phalanx.operate.home import open_home
 from phalanx.record.telemetry.journal import Journal
@@ -283,6 +284,8 @@ def _build(
         series=series,
         desk=AgentDesk(control, links, ingest, settings.lease_ms, clock.now_ms, {}, Artifacts(control, store, blobs), words),
         processes=lambda: _processes(home, links, {"scheduler": scheduler.pid, "tracking": tracker.pid}),
+        tail=Tail(control, store),
+        grown=ingest.grown,
     )
     return _Parts(services, ingest, scheduler, tracker)
 

@@ -75,14 +75,14 @@ def job_view(
         config=job.config,
         spec=wire.plain(JobSpec, spec),
         progress=progress,
-        attempts=tuple(_attempt_view(attempt) for attempt in attempts),
+        attempts=tuple(attempt_view(attempt) for attempt in attempts),
         checkpoints=tuple(view for attempt in attempts for view in _checkpoint_views(attempt)),
         model=job.model,
         collected_ms=job.collected_ms,
         array=job.array,
         array_index=job.array_index,
         deadline_ms=spec.deadline_ms(job.submitted_ms),
-        late=_late(world, job, now_ms),
+        late=late_of(world, job, now_ms),
         saves=_saves(world, job, attempts),
         checkpoints_at=checkpoints_at(job, jobs_folder) if jobs_folder else "",
         findings=tuple(view for attempt in attempts for view in _finding_views(attempt)),
@@ -99,7 +99,7 @@ def why_view(world: World, job: JobRecord, waiting: Waiting, now_ms: int | None 
         sentence=_sentence(world, job, waiting),
         reason=wire.plain(Reason, reason) if reason else None,
         position=wait.position if wait else None,
-        late=_late(world, job, now_ms),
+        late=late_of(world, job, now_ms),
     )
 
 
@@ -171,7 +171,8 @@ def event_view(event: Event) -> EventView:
     return EventView(seq=event.seq, at_ms=event.at_ms, kind=event.body.kind, job=getattr(event.body, "job", None), body=body)
 
 
-def _attempt_view(attempt: AttemptRecord) -> AttemptView:
+def attempt_view(attempt: AttemptRecord) -> AttemptView:
+    """One launch of a job."""
     return AttemptView(
         attempt=attempt.id,
         placed_ms=attempt.placed_ms,
@@ -243,7 +244,8 @@ def _finding_views(attempt: AttemptRecord) -> list[FindingView]:
     ]
 
 
-def _late(world: World, job: JobRecord, now_ms: int | None) -> str:
+def late_of(world: World, job: JobRecord, now_ms: int | None) -> str:
+    """That its deadline has passed, or may not be kept, in words; '' of any other job, and where nobody says what time it is."""
     never = isinstance(job.state, Pending) and isinstance(job.reason, NeverFits)
     if now_ms is None or not job.spec.deadline or never or isinstance(job.state, Finished):
         return ""

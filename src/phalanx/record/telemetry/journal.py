@@ -62,6 +62,8 @@ class Journal:
         with _disk(path):
             try:
                 with path.open("rb") as file:
+                    if offset >= os.fstat(file.fileno()).st_size:
+                        return b""  # a file system refuses to seek beyond what a file of its may ever have
                     file.seek(max(0, offset))
                     return file.read(max(0, limit))
             except FileNotFoundError:

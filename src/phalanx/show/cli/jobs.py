@@ -141,7 +141,7 @@ def ls(
             show_default=False,
         ),
     ] = "",
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1)] = 50,
     home: HomeOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

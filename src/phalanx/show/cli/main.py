@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -43,7 +43,9 @@ from phalanx.show.cli import (
     sim,
     team,
     token,
+    usage,
     user,
+    webhook,
 )
 from phalanx.show.cli.options import EXIT_CODES
 from phalanx.show.cli.text import error_text
@@ -83,26 +85,7 @@ def build() -> typer.core.TyperGroup:
     """The whole tree. Plain help pages: rendering them with Rich would double the cost of `phalanx --help`."""
     root = _group("Run and account for training jobs on GPUs.", no_args_is_help=True)
     root.callback()(_root)
-    for module in (
-        platform,
-        jobs,
-        sessions,
-        plan,
-        moves,
-        chaos,
-        events,
-        logs,
-        curves,
-        ledger,
-        gc,
-        backup,
-        experts,
-        pipeline,
-        profile,
-        login,
-        audit,
-        completion,
-    ):
+    for module in _ROOT:
         module.add(root)
     for module, name, text in (
         (node, "node", "Nodes, and taking them out of service for a while."),
@@ -114,6 +97,7 @@ def build() -> typer.core.TyperGroup:
         (checkpoint, "checkpoint", "Checkpoints on a disk of this machine, and whether they are whole."),
         (artifacts, "artifacts", "Files that ranks gave to be kept."),
         (fabric, "fabric", "Links between GPUs: what they carry, and which are slow."),
+        (webhook, "webhook", "Messages to webhooks that no receiver has accepted yet."),
         (secret, "secret", "Values that jobs use and nobody is shown."),
         (user, "user", "People of this platform."),
         (team, "team", "Teams: who is in which, and as what."),
@@ -126,6 +110,12 @@ def build() -> typer.core.TyperGroup:
     command = typer.main.get_command(root)
     assert isinstance(command, typer.core.TyperGroup)
     return command
+
+
+_ROOT: Final = (
+    platform, jobs, sessions, plan, moves, chaos, events, logs, curves, ledger, usage, gc, backup, experts, pipeline,
+    profile, login, audit, completion,
+)  # fmt: skip
 
 
 class _Tree(typer.core.TyperGroup):

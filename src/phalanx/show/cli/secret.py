@@ -35,7 +35,7 @@ def set_value(
     The value is read from standard input, without echo on a terminal; one line break at its end is not part of it.
     """
     from phalanx.client import connect
-    from phalanx.client.api import checked_secret
+    from phalanx.client.checks import checked_secret
     from phalanx.show.cli.text import note
 
     with connect(home) as client:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, cast
@@ -62,6 +63,7 @@ def red(teams: Teams) -> Iterator[str]:
 
 def filled(path: str, job: str) -> str:
     fill = {"{job}": job, "{sha256}": SHA, "{name}": "RED_KEY", "{version}": "1", "{node}": "node-a", "{team}": "red"}
+    fill |= {"{queue}": "none", "{delivery}": "1"}
     fill |= {"{user}": "rob", "{token}": "0" * 12, "{attempt}": f"{job}.1"}
     return functools.reduce(lambda text, pair: text.replace(*pair), fill.items(), path)
 
@@ -135,9 +137,14 @@ def test_another_teams_job_is_answered_in_the_words_of_none(teams: Teams, red: s
             assert answer.status_code == 404, answer.text
             said.append(answer.text.replace(job, "JOB"))
     assert said[0] == said[1]
-    with teams.http("rey") as http:
-        words = http.request(method, f"{teams.server.url}{filled(path, red)}", params=query, json=body).text
-        assert "there is no such job" not in words, "who may look is told of it, and changes nothing"
+    with (
+        teams.http("rey") as http,
+        http.stream(method, f"{teams.server.url}{filled(path, red)}", params=query, json=body) as answer,
+    ):
+        if path.endswith("/stream"):
+            assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        else:
+            assert b"there is no such job" not in answer.read(), "who may look is told of it, and changes nothing"
 
 
 def test_what_is_not_under_a_job_is_hidden_too(teams: Teams, red: str) -> None:
@@ -210,6 +217,88 @@ def test_a_key_of_one_team_finds_no_job_of_another(teams: Teams, red: str) -> No
         http.post(f"/jobs/{second.json()['id']}/cancel")
     with teams.http("rob") as http:
         http.post(f"/jobs/{first}/cancel")
+
+
+def rows(teams: Teams, user: str, path: str, **query: Any) -> list[dict[str, Any]]:
+    """Of all pages of a list, two rows at a time."""
+    found: list[dict[str, Any]] = []
+    with teams.http(user) as http:
+        answer = http.get(path, params={"limit": 2, **query})
+        found += answer.json()
+        while "next" in answer.links:
+            answer = http.get(f"{teams.server.url}{answer.links['next']['url']}")
+            found += answer.json()
+    assert answer.status_code == 200, answer.text
+    return found
+
+
+def test_lists_are_cut_into_pages_of_what_is_theirs(teams: Teams, red: str) -> None:
+    """Jobs of both teams lie in turn: a page that was cut before it was filtered would be short, or lead nowhere."""
+    mine: dict[str, list[str]] = {"red": [], "blue": []}
+    for at in range(5):
+        mine["red"].append(teams.submit("rob", name=f"r{at}"))
+        mine["blue"].append(teams.submit("bea", name=f"b{at}"))
+    for user, team in (("rey", "red"), ("bea", "blue")):
+        assert [one["id"] for one in rows(teams, user, "/jobs")][:5] == mine[team][::-1]
+        assert {one["job"] for one in rows(teams, user, "/events")} >= set(mine[team])
+        other = mine["blue" if team == "red" else "red"]
+        assert not {one["job"] for one in rows(teams, user, "/events")} & set(other)
+    own = {user: {one["id"] for one in rows(teams, user, "/jobs")} for user in ("rey", "bea")}
+    assert red in own["rey"] and not own["rey"] & own["bea"]
+    for user, seen in own.items():
+        assert {one["run"] for one in rows(teams, user, "/runs")} <= seen
+        by_job = rows(teams, user, "/usage", by="job")
+        assert {one["name"] for one in by_job} <= seen
+        assert sum(one["attempts"] for one in rows(teams, user, "/usage")) == sum(one["attempts"] for one in by_job)
+    assert red in {one["run"] for one in rows(teams, "rey", "/runs")} & {
+        one["name"] for one in rows(teams, "rey", "/usage", by="job")
+    }
+    with teams.http("bea") as http:
+        assert red not in http.get("/usage", params={"by": "job", "format": "csv"}).text
+        node = http.get("/nodes/node-a")
+        assert "another team's job" in node.json()["held"].values() and red not in node.text
+    with teams.http("rey") as http:
+        theirs = http.get("/nodes/node-a")
+        assert f"{red}.1" in theirs.json()["held"].values()
+        assert theirs.headers["etag"] != node.headers["etag"]
+        assert http.get("/nodes/node-a", headers={"If-None-Match": node.headers["etag"]}).status_code == 200
+    for user, jobs in (("rob", mine["red"]), ("bea", mine["blue"])):
+        with teams.http(user) as http:
+            for job in jobs:
+                assert http.post(f"/jobs/{job}/cancel").status_code == 200
+
+
+def test_a_stream_of_events_has_their_own_jobs_alone(teams: Teams, red: str) -> None:
+    """From the beginning of the log, which the red team wrote most of, to a job of the blue team's."""
+    job = teams.submit("bea", name="last")
+    with teams.http("bea") as http, http.stream("GET", "/events/stream", params={"after": 0}) as answer:
+        data = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        seen = []
+        for one in data:
+            seen.append(one["job"])
+            if one["job"] == job:
+                break
+    of_blue = {one["id"] for one in rows(teams, "bea", "/jobs")}
+    assert set(seen) <= of_blue and red not in seen
+    with teams.http("bea") as http:
+        http.post(f"/jobs/{job}/cancel")
+
+
+def test_a_delivery_is_its_jobs(teams: Teams, red: str) -> None:
+    job = teams.submit("rob", name="told", notify={"webhook": "https://hooks.invalid/secret-path", "on": ["finished"]})
+    with teams.http("rob") as http:
+        http.post(f"/jobs/{job}/cancel")
+    number = until(lambda: rows(teams, "rey", "/webhooks/deliveries"))[0]["id"]
+    assert rows(teams, "bea", "/webhooks/deliveries") == []
+    with teams.http("bea") as http:
+        hidden = http.post(f"/webhooks/deliveries/{number}/redeliver")
+        unknown = http.post("/webhooks/deliveries/999/redeliver")
+        assert (hidden.status_code, hidden.text.replace(str(number), "999")) == (404, unknown.text)
+    for user, status in (("rey", 403), ("ron", 403), ("rob", 202), ("rita", 202)):
+        with teams.http(user) as http:
+            assert http.post(f"/webhooks/deliveries/{number}/redeliver").status_code == status, user
+    said = [(one["by"], one["on"]) for one in teams.server.get("/audit", what="webhook.redeliver")]
+    assert said == [("rob", job), ("rita", job)]
 
 
 def test_a_socket_wants_a_node(teams: Teams) -> None:

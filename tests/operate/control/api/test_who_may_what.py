@@ -162,6 +162,12 @@ def test_a_queue_is_its_teams(teams: Teams) -> None:
         assert (set(view), view["crimson"]["quota"]) == ({"crimson", "scarlet", "all"}, {"*": 1})
         until(lambda: {one["name"] for one in http.get("/queues").json()} >= {"crimson", "scarlet", "all"})
         assert "navy" not in [one["name"] for one in http.get("/queues").json()]
+        hidden, unknown = http.get("/queues/navy"), http.get("/queues/nave")
+        assert (hidden.status_code, hidden.text.replace("navy", "nave")) == (404, unknown.text)
+        assert http.get("/queues/scarlet").json()["parent"] == "crimson"
+        assert {one["queue"] for one in http.get("/quotas").json()} == {"crimson"}
+    with teams.http("bea") as http:
+        assert http.get("/quotas").json() == []
     with teams.http("ruth") as http:
         http.put("/policy", json={"policy": {}})
 
@@ -186,6 +192,72 @@ def test_secrets_of_one_name_are_each_teams_own(teams: Teams) -> None:
     ]  # fmt: skip
     rows = str(audit(teams))
     assert "canary" not in rows and "phx_" not in rows and teams.server.token() not in rows
+
+
+def test_a_secret_changed_meanwhile_is_kept_in_each_team(teams: Teams) -> None:
+    """Tags are of a team's own value: another team's is no match."""
+    tags = {}
+    for user in ("rob", "bea"):
+        with teams.http(user) as http:
+            assert http.put("/secrets/TAGGED", content=user, headers={"If-None-Match": "*"}).status_code == 204
+            tags[user] = http.get("/secrets/TAGGED").headers["etag"]
+    with teams.http("bea") as http:
+        assert http.put("/secrets/TAGGED", content="x", headers={"If-Match": tags["rob"]}).status_code == 412
+        assert http.delete("/secrets/TAGGED", headers={"If-Match": tags["rob"]}).status_code == 412
+        refused(http.get("/secrets/TAGGED", params={"team": "red"}), 422, "team")
+        assert http.delete("/secrets/TAGGED", headers={"If-Match": tags["bea"]}).status_code == 204
+        assert http.get("/secrets/TAGGED").status_code == 404, "the red team's is none of theirs"
+    with teams.http("rob") as http:
+        assert http.delete("/secrets/TAGGED", headers={"If-Match": tags["rob"]}).status_code == 204
+
+
+def test_nobody_hears_that_nothing_changed_of_what_they_saw_with_other_roles(teams: Teams) -> None:
+    def policy(known: str = "") -> httpx.Response:
+        with teams.http("noa") as http:
+            return http.get("/policy", headers={"If-None-Match": known} if known else {})
+
+    tags: list[str] = []
+    with teams.http("ruth") as http:
+        for change in (("PUT", "red"), ("PUT", "blue"), ("DELETE", "red")):
+            body = {"role": "viewer"} if change[0] == "PUT" else None
+            assert http.request(change[0], f"/teams/{change[1]}/members/noa", json=body).is_success
+            assert all(policy(tag).status_code == 200 for tag in tags)
+            tags.append(policy().headers["etag"])
+            again = policy(tags[-1])
+            assert (again.status_code, again.headers["vary"], again.content) == (304, "Authorization", b"")
+        assert policy().headers["vary"] == "Authorization"
+        http.delete("/teams/blue/members/noa")
+    assert policy(tags[-1]).status_code == 403
+
+
+def test_a_stream_ends_with_its_readers_token(teams: Teams) -> None:
+    with teams.server.http() as http:
+        made = http.post("/tokens", json={"name": "stream", "user": "rey", "scope": "read"}).json()
+    job = teams.submit("rob", name="watched")
+    with teams.server.http(made["token"]) as reader, reader.stream("GET", f"/jobs/{job}/events/stream") as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("event:")) == "event: event"
+        with teams.server.http() as http:
+            assert http.delete(f"/tokens/{made['view']['id']}").status_code == 204
+        *_, last = [line for line in lines if line]
+        assert "does not open it any more" in last
+    with teams.http("rob") as http:
+        http.post(f"/jobs/{job}/cancel")
+
+
+def test_lists_of_people_come_in_pages(teams: Teams) -> None:
+    with teams.http("ruth") as http:
+        for path in ("/users", "/tokens", "/teams", "/audit"):
+            whole, found = http.get(path).json(), []
+            answer = http.get(path, params={"limit": 1 if path == "/teams" else 3})
+            while True:
+                found += answer.json()
+                if "next" not in answer.links or len(found) >= len(whole):
+                    break
+                answer = http.get(f"{teams.server.url}{answer.links['next']['url']}")
+            assert len(whole) > 1 and [one | {"used_ms": 0} for one in found[: len(whole)]] == [
+                one | {"used_ms": 0} for one in whole
+            ]
 
 
 def test_refused_attempts_are_written_down(teams: Teams) -> None:

@@ -164,6 +164,11 @@ JobHere = Annotated[JobRecord, Depends(known_job)]
 
 async def own_job(asker: AskerHere, job: JobHere) -> JobRecord:
     """The job that the path names, for who may change it. Raises NotFound, Forbidden."""
+    return to_change(asker, job)
+
+
+def to_change(asker: Asker, job: JobRecord) -> JobRecord:
+    """The job that they see, for who may change it. Raises Forbidden."""
     if not asker.person.may_change(job.spec.team, job.by):
         whose = f"an admin of team {job.spec.team}" if job.spec.team else "an admin of the platform"
         raise Forbidden("job", job.id, f"is {job.by}'s; only they and {whose} may change it, with a token of scope submit or more")

@@ -16,6 +16,7 @@ from phalanx.operate.control import joining
 from phalanx.operate.control.agent_socket import POLICY, AgentLink
 from phalanx.operate.control.api.access import JOINING, NODES, RULES, SOCKET, ServicesHere, found_node
 from phalanx.operate.control.api.asker import AskerHere, address_of
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.refusals import noted
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.auth import bearer
@@ -28,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 @router.post("/agent/tokens", status_code=201, dependencies=[RULES])
-async def make_token(services: ServicesHere, asker: AskerHere, request: JoinTokenRequest, response: Response) -> JoinTokenView:
+async def make_join_token(services: ServicesHere, asker: AskerHere, request: JoinTokenRequest, response: Response) -> JoinTokenView:
     """A token that lets one node join. Nobody is told it again."""
     shortest, longest = JOIN_TOKEN_MS
     if not shortest <= request.lifetime_ms <= longest:
@@ -68,7 +69,7 @@ async def known_token(connection: HTTPConnection) -> str:
     return token
 
 
-@router.post("/agent/join", dependencies=[JOINING])
+@router.post("/agent/join", dependencies=[JOINING], responses=refusals(409))
 async def join(
     services: ServicesHere, connection: Request, token: Annotated[str, Depends(known_token)], request: JoinRequest
 ) -> MembershipView:

@@ -1,9 +1,9 @@
 """Files that ranks gave: lists of them. Their bytes are blobs."""
 
 import asyncio
-from typing import Annotated, Final
+from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import HTTPConnection
 
 from phalanx.core.errors import Forbidden, NotFound, Unauthorized
@@ -12,27 +12,30 @@ from phalanx.core.views import ArtifactView
 from phalanx.operate.control import artifacts
 from phalanx.operate.control.api.access import READS, JobHere, ServicesHere, attempt_of, refuse_collected
 from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.pages import LIMIT_MAX, LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 
-PAGE_MAX: Final = 1_000
 router = APIRouter(tags=["artifacts"])
 Text = Annotated[str, Query(max_length=600)]
 
 
-@router.get("/jobs/{job}/artifacts", dependencies=[READS])
+@router.get("/jobs/{job}/artifacts", dependencies=[READS], responses=LINK)
 async def list_artifacts(
     services: ServicesHere,
     job: JobHere,
+    page: Annotated[Page, Depends(Pages("artifacts", str, str))],
     attempt: Annotated[str, Query(max_length=100)] = "",
     after_attempt: Annotated[str, Query(max_length=100)] = "",
     after_name: Text = "",
-    limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = PAGE_MAX,
 ) -> tuple[ArtifactView, ...]:
-    """Newest version of each file, of all attempts or of one, in order; the last one's attempt and name lead to the next page."""
+    """Newest version of each file, of all attempts or of one, by attempt and name. `after_attempt` and `after_name`, those of the
+    last one, lead on as a cursor does."""
     only = attempt_of(job, attempt) if attempt else None
     wanted = (only,) if only is not None else job.attempts
-    after = (after_attempt, after_name)
-    return await asyncio.to_thread(artifacts.of_attempts, services.store, wanted, after, limit)
+    after = (str(page.after[0]), str(page.after[1])) if page.after else (after_attempt, after_name)
+    limit = (page.limit or LIMIT_MAX) + 1
+    found = await asyncio.to_thread(artifacts.of_attempts, services.store, wanted, after, limit)
+    return page.cut(found, lambda one: (one.attempt, one.name))
 
 
 @router.get("/jobs/{job}/artifact", dependencies=[READS])

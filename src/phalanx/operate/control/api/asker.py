@@ -1,8 +1,9 @@
 """Who asks: the token of a request looked up, once, before anything else of it is looked at."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final
 
 import structlog
@@ -43,6 +44,11 @@ class Asker:
     def name(self) -> str:
         return self.known.user if self.known else f"node {self.caller.node or ''}".strip()
 
+    @property
+    def sight(self) -> tuple[object, ...]:
+        """What decides what they are shown, for the tag of an answer: nobody hears 304 for what they saw with other roles."""
+        return (self.person.everywhere, *sorted(self.person.roles.items()))
+
     def note(self, what: str, on: str, at_ms: int, detail: str = "") -> Note:
         """What is written down of a change. on: its name; '' is the job that comes of it. at_ms: Unix time."""
         token = self.known.token if self.known else ""
@@ -53,20 +59,34 @@ async def asker(connection: HTTPConnection) -> Asker:
     """Who sent the Authorization header. Raises Unauthorized, RateLimited, StoreUnavailable."""
     services: Services = connection.app.state.services
     sha256 = digest(bearer(connection.headers.get("authorization")))
-    found = services.tokens.find(sha256)
-    if found is not None:
-        known = BUILT_IN if found.role == "admin" else None
-        return _kept(connection, Asker(known, found, address_of(connection)))
-    directory = await directory_of(services)
-    now_ms = services.clock.now_ms()
-    person = directory.person(sha256, now_ms)
-    made = _kept(connection, Asker(person, Caller("user"), address_of(connection)))
-    services.doors.pace(person.token, services.clock.monotonic_ms() / 1000)
-    _note_use(services, directory, sha256, now_ms)
+    made = _kept(connection, await _found(services, sha256, address_of(connection)))
+    if made.caller.role == "user":
+        services.doors.pace(made.person.token, services.clock.monotonic_ms() / 1000)
+        _note_use(services, await directory_of(services), sha256, services.clock.now_ms())
     return made
 
 
 AskerHere = Annotated[Asker, Depends(asker)]
+Again = Callable[[], Awaitable[Asker]]
+"""Looks the same token up once more. Raises Unauthorized once it opens nothing any more, StoreUnavailable."""
+
+
+async def again(connection: HTTPConnection) -> Again:
+    """For an answer that goes on after the request: roles may change meanwhile, and a token may be revoked. Raises Unauthorized."""
+    sha256 = digest(bearer(connection.headers.get("authorization")))
+    return partial(_found, connection.app.state.services, sha256, address_of(connection))
+
+
+AgainHere = Annotated[Again, Depends(again)]
+
+
+async def _found(services: Services, sha256: str, address: str) -> Asker:
+    """Whose token has that hash. Raises Unauthorized, StoreUnavailable."""
+    caller = services.tokens.find(sha256)
+    if caller is not None:
+        return Asker(BUILT_IN if caller.role == "admin" else None, caller, address)
+    directory = await directory_of(services)
+    return Asker(directory.person(sha256, services.clock.now_ms()), Caller("user"), address)
 
 
 async def directory_of(services: Services) -> Directory:

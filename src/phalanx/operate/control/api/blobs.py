@@ -11,14 +11,21 @@ from phalanx.operate.control.api import blob_rights
 from phalanx.operate.control.api.access import READS_OR_NODES, ServicesHere
 from phalanx.operate.control.api.artifacts import may_store
 from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.openapi import BYTES, RAW_BODY
 from phalanx.operate.control.api.scratch import received, sent
+from phalanx.operate.control.api.tags import VARY, NotModified, names
 from phalanx.operate.control.blob_threads import on_blob_thread, on_large_blob_thread
 
 router = APIRouter(tags=["blobs"])
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-@router.head("/blobs/{sha256}", dependencies=[READS_OR_NODES])
+@router.head(
+    "/blobs/{sha256}",
+    response_class=Response,
+    responses={200: {"description": "It is there"}},
+    dependencies=[READS_OR_NODES],
+)
 async def has_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256) -> Response:
     """Whether the blob is there: 200 or 404."""
     with _not_the_askers():
@@ -28,15 +35,20 @@ async def has_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256) -> 
     return Response()
 
 
-@router.get("/blobs/{sha256}", response_class=Response, dependencies=[READS_OR_NODES])
-async def get_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256) -> Response:
-    """Its bytes."""
+@router.get("/blobs/{sha256}", response_class=Response, responses=BYTES, dependencies=[READS_OR_NODES])
+async def get_blob(services: ServicesHere, asker: AskerHere, request: Request, sha256: Sha256) -> Response:
+    """Its bytes, which are the same for ever: its name is its tag."""
+    tag = f'"{sha256}"'
     with _not_the_askers():
         await on_blob_thread(blob_rights.refuse_others, services, asker.known, sha256)
-        return await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
+        if names(request.headers.get("if-none-match", ""), tag) and await on_blob_thread(services.blobs.has, sha256):
+            raise NotModified(tag)
+        answer = await sent(lambda file: on_blob_thread(services.blobs.copy, sha256, file), services.home / "run")
+    answer.headers.update({"ETag": tag, "Vary": VARY})
+    return answer
 
 
-@router.put("/blobs/{sha256}", status_code=204, dependencies=[READS_OR_NODES, Depends(may_store)])
+@router.put("/blobs/{sha256}", status_code=204, dependencies=[READS_OR_NODES, Depends(may_store)], openapi_extra=RAW_BODY)
 async def put_blob(services: ServicesHere, asker: AskerHere, sha256: Sha256, request: Request) -> Response:
     """Stores the raw body, at most 256 MiB, when its hash is the name."""
     async with received(request, services.home / "run") as data:

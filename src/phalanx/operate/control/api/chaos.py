@@ -9,11 +9,12 @@ from phalanx.core.views import JobView
 from phalanx.operate.control.api.access import SUBMITS, JobToChange, ServicesHere, change
 from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.jobs import job_view_of
+from phalanx.operate.control.api.openapi import refusals
 
 router = APIRouter(tags=["chaos"])
 
 
-@router.post("/jobs/{job}/chaos", dependencies=[SUBMITS])
+@router.post("/jobs/{job}/chaos", dependencies=[SUBMITS], responses=refusals(409))
 async def chaos(services: ServicesHere, asker: AskerHere, job: JobToChange, request: Asked) -> JobView:
     """Plans a fault in the job's running attempt, of whose ranks one meets it at the step. Only where the job's file says
     `chaos: true`; a step that has passed and a rank that does not exist are refused."""

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from phalanx.core.errors import (
     Conflict,
@@ -16,6 +17,7 @@ from phalanx.core.errors import (
     PhalanxError,
     RateLimited,
     SpecError,
+    Stale,
     Unauthorized,
     UserError,
     WorldError,
@@ -25,6 +27,7 @@ from phalanx.core.validation import value_of, what_to_write
 VALUE_CHARS_MAX: Final = 200
 """A value is quoted so that people recognise it, not to send it back whole."""
 
+_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 log = structlog.get_logger(__name__)
 
 
@@ -32,6 +35,7 @@ _STATUS: Final[tuple[tuple[type[PhalanxError], int], ...]] = (
     (Forbidden, 403),
     (Unauthorized, 401),
     (NotFound, 404),
+    (Stale, 412),
     (Conflict, 409),
     (UserError, 422),
     (RateLimited, 429),
@@ -88,11 +92,26 @@ def _from_validation(error: Exception) -> UserError:
     return SpecError(".".join(where) or "body", value_of(first), what_to_write(first))
 
 
-def _from_http(request: Request, error: Exception) -> JSONResponse:
+def _from_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 304:
+        return Response(status_code=304, headers=error.headers)
     if error.status_code == 404:
         return problem(NotFound("path", request.url.path, "see /openapi.json for the routes there are"))
     if error.status_code == 413:
         return problem(SpecError("body", "too large", str(error.detail)), 413)
+    if error.status_code == 405:
+        return problem_405(request)
     body = {"title": "UserError", "status": error.status_code, "detail": str(error.detail)}
     return JSONResponse(body, error.status_code, headers=error.headers, media_type="application/problem+json")
+
+
+def problem_405(request: Request) -> JSONResponse:
+    """With every method that the path has: each is a route of its own, and Starlette names those of the first alone."""
+    routes = request.app.router.routes
+    scope = {name: value for name, value in request.scope.items() if name in ("type", "path", "root_path", "headers", "app")}
+    known = [method for method in _METHODS if any(one.matches({**scope, "method": method})[0] is Match.FULL for one in routes)]
+    allowed = ", ".join(known)
+    answer = problem(SpecError("method", request.method, f"this path has {allowed}"), 405)
+    answer.headers["Allow"] = allowed
+    return answer

@@ -1,7 +1,6 @@
 """The log: what happened, of one job or of everything."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Final, get_args
 
@@ -9,21 +8,24 @@ from fastapi import APIRouter, Depends, Query
 
 from phalanx.core.errors import SpecError
 from phalanx.core.events import EventBody
+from phalanx.core.ids import JobId
 from phalanx.core.views import EventView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, JobHere, ServicesHere
-from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.asker import Asker, AskerHere
+from phalanx.operate.control.api.pages import LIMIT_MAX, LINK, Page, Pages
+from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.veil import veil_of
 
-EVENTS_MAX: Final = 1000
 KINDS: Final = tuple(str(one.default) for body in get_args(get_args(EventBody)[0]) for one in fields(body) if one.name == "kind")
 router = APIRouter(tags=["events"])
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Part:
     """Which part of the log: beyond event `after`, of `kind` alone, not before `since_ms`; the oldest `limit`, or the `newest`."""
 
+    page: Page
     after: int
     limit: int
     kind: str
@@ -31,41 +33,47 @@ class Page:
     newest: bool
 
 
-def page(
+def part(
+    page: Annotated[Page, Depends(Pages("events", int))],
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-    limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = EVENTS_MAX,
-    kind: Annotated[str, Query(max_length=100)] = "",
+    kind: Annotated[str, Query(max_length=100, json_schema_extra={"enum": ["", *KINDS]})] = "",
     since_ms: Annotated[int, Query(ge=0, le=2**53)] = 0,
     newest: bool = False,
-) -> Page:
+) -> Part:
     """The part that the query names. Raises SpecError for a kind that there is not."""
+    check_kind(kind)
+    beyond = int(page.after[0]) if page.after else after
+    return Part(page, beyond, page.limit or LIMIT_MAX, kind, since_ms, newest)
+
+
+def check_kind(kind: str) -> None:
+    """Raises SpecError for a kind that there is not; '' is each."""
     if kind and kind not in KINDS:
         raise SpecError("kind", kind, f"write one of {', '.join(KINDS)}")
-    return Page(after, limit, kind, since_ms, newest)
 
 
-PageAsked = Annotated[Page, Depends(page)]
+PartAsked = Annotated[Part, Depends(part)]
 
 
-@router.get("/events", dependencies=[READS])
-async def events(services: ServicesHere, asker: AskerHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/events", dependencies=[READS], responses=LINK)
+async def events(services: ServicesHere, asker: AskerHere, asked: PartAsked) -> tuple[EventView, ...]:
     """The log beyond event `after`, oldest first, a page of at most `limit`; the last one's `seq` is the next page's `after`.
 
     newest: the last `limit` of them instead of the first. Of people of a team: what happened to its jobs.
     """
-    veil = veil_of(services, asker)
-    teams = None if veil.is_open else asker.person.teams_as("viewer")
-    found = await asyncio.to_thread(
-        services.store.events, asked.after, None, asked.limit, asked.kind, asked.since_ms, asked.newest, teams
-    )
-    return tuple(veil.event(views.event_view(event)) for event in found)
+    return await _events(services, asker, asked, None)
 
 
-@router.get("/jobs/{job}/events", dependencies=[READS])
-async def events_of_job(services: ServicesHere, asker: AskerHere, job: JobHere, asked: PageAsked) -> Sequence[EventView]:
+@router.get("/jobs/{job}/events", dependencies=[READS], responses=LINK)
+async def events_of_job(services: ServicesHere, asker: AskerHere, job: JobHere, asked: PartAsked) -> tuple[EventView, ...]:
     """A job's part of the log, likewise."""
-    found = await asyncio.to_thread(
-        services.store.events, asked.after, job.id, asked.limit, asked.kind, asked.since_ms, asked.newest
-    )
-    veil = veil_of(services, asker)
-    return tuple(veil.event(views.event_view(event)) for event in found)
+    return await _events(services, asker, asked, job.id)
+
+
+async def _events(services: Services, asker: Asker, asked: Part, job: JobId | None) -> tuple[EventView, ...]:
+    """Nothing follows the newest."""
+    veil, limit = veil_of(services, asker), asked.limit + (not asked.newest)
+    teams = None if veil.is_open else asker.person.teams_as("viewer")
+    found = await asyncio.to_thread(services.store.events, asked.after, job, limit, asked.kind, asked.since_ms, asked.newest, teams)
+    page = found if asked.newest else asked.page.cut(found, lambda one: (one.seq,))
+    return tuple(veil.event(views.event_view(event)) for event in page)

@@ -7,12 +7,13 @@ from phalanx.core.units import duration_ms
 from phalanx.core.views import GcRequest, GcView
 from phalanx.operate.control.api.access import RULES, ServicesHere
 from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.people import audit
 
 router = APIRouter(tags=["gc"])
 
 
-@router.post("/gc", status_code=202, dependencies=[RULES])
+@router.post("/gc", status_code=202, dependencies=[RULES], responses=refusals(409))
 async def collect(services: ServicesHere, asker: AskerHere, request: GcRequest) -> GcView:
     """Begins a collection, at most one at a time; GET shows how it ends. A dry run only says what would be collected."""
     try:
@@ -26,7 +27,7 @@ async def collect(services: ServicesHere, asker: AskerHere, request: GcRequest) 
     return view
 
 
-@router.get("/gc", dependencies=[RULES])
+@router.get("/gc", dependencies=[RULES], responses=refusals(404))
 async def collection(services: ServicesHere) -> GcView:
     """The collection that runs, or the last one since the server started."""
     view = services.collector.view

@@ -16,6 +16,7 @@ from phalanx.fabric.catalogue import lookup
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, ServicesHere, job_for, sees
 from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import JobRecord, World
@@ -26,7 +27,7 @@ Time = Annotated[int | None, Query(ge=0, le=2**53)]
 router = APIRouter(tags=["ledger"])
 
 
-@router.get("/ledger", dependencies=[READS])
+@router.get("/ledger", dependencies=[READS], responses=refusals(404))
 async def ledger(
     services: ServicesHere,
     asker: AskerHere,

@@ -1,43 +1,72 @@
 """Nodes: look, and take them out of service for a while."""
 
+from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
 from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
-from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.asker import Asker, AskerHere
+from phalanx.operate.control.api.openapi import refusals
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
 from phalanx.operate.control.api.veil import veil_of
+from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.world import World
 
 router = APIRouter(tags=["nodes"])
 Node = Annotated[str, Path(max_length=255)]
 
 
-@router.get("/nodes", dependencies=[READS])
-async def list_nodes(services: ServicesHere, asker: AskerHere) -> tuple[NodeView, ...]:
+@router.get("/nodes", dependencies=[READS], responses=LINK)
+async def list_nodes(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("nodes", str, limit=None))]
+) -> tuple[NodeView, ...]:
     """Every known node, by name. What other teams hold there has no name."""
-    return veil_of(services, asker).nodes(views.node_views(services.control.world, services.desk.seen_ms))
+    known = views.node_views(services.control.world, services.desk.seen_ms)
+    return veil_of(services, asker).nodes(page.of(known, lambda one: (one.node,)))
 
 
-@router.post("/nodes/{node}/drain", dependencies=[RULES])
-async def drain(services: ServicesHere, asker: AskerHere, node: Node, request: DrainRequest) -> NodeView:
-    """Places nothing new on it; with `now` its gangs are stopped too and start again elsewhere, which uses up no restart."""
+@router.get("/nodes/{node}", dependencies=[READS])
+async def get_node(services: ServicesHere, asker: AskerHere, node: Node, request: Request, response: Response) -> NodeView:
+    """One node. Its tag is of all but when it was last heard of, so a write that names it is refused once anything else changed."""
+    view = _view(services, asker, NodeId(node))
+    unless_known(request, response, view.tag)
+    return view
+
+
+@router.post("/nodes/{node}/drain", dependencies=[RULES], responses=refusals(412))
+async def drain(services: ServicesHere, asker: AskerHere, node: Node, request: DrainRequest, if_match: IfMatch = "") -> NodeView:
+    """Places nothing new on it; with `now` its gangs are stopped too and start again elsewhere, which uses up no restart. With
+    If-Match only while it is, and holds, what its writer has seen."""
     name = NodeId(node)
-    await change(
-        services, asker, "node.drain", node, lambda controller: controller.drain(name, request.reason, asker.name, request.now)
-    )
-    return _view(services, name)
+
+    def act(controller: Controller) -> None:
+        if (tag := _tag(controller.world, asker, name)) is not None:
+            check_match("node", tag, if_match)
+        controller.drain(name, request.reason, asker.name, request.now)
+
+    await change(services, asker, "node.drain", node, act)
+    return _view(services, asker, name)
 
 
-@router.post("/nodes/{node}/undrain", dependencies=[RULES])
-async def undrain(services: ServicesHere, asker: AskerHere, node: Node) -> NodeView:
+@router.post("/nodes/{node}/undrain", dependencies=[RULES], responses=refusals(412))
+async def undrain(services: ServicesHere, asker: AskerHere, node: Node, if_match: IfMatch = "") -> NodeView:
     """It may be given work again."""
-    await change(services, asker, "node.undrain", node, lambda controller: controller.undrain(NodeId(node), asker.name))
-    return _view(services, NodeId(node))
+    name = NodeId(node)
+
+    def act(controller: Controller) -> None:
+        if (tag := _tag(controller.world, asker, name)) is not None:
+            check_match("node", tag, if_match)
+        controller.undrain(name, asker.name)
+
+    await change(services, asker, "node.undrain", node, act)
+    return _view(services, asker, name)
 
 
 @router.post("/halt", dependencies=[RULES])
@@ -49,8 +78,19 @@ async def halt(services: ServicesHere, asker: AskerHere, request: HaltRequest) -
     return view
 
 
-def _view(services: Services, node: NodeId) -> NodeView:
-    found = next((one for one in views.node_views(services.control.world, services.desk.seen_ms) if one.node == node), None)
-    if found is None:
+def _tag(world: World, asker: Asker, node: NodeId) -> str | None:
+    """None of a node that is not there."""
+    record = world.nodes.get(node)
+    if record is None:
+        return None
+    return tag_of(asker.sight, record.shape, record.boot, record.up, record.drained, world.on_nodes.get(node, ()))
+
+
+def _view(services: Services, asker: Asker, node: NodeId) -> NodeView:
+    """With its tag. Raises NotFound."""
+    world = services.control.world
+    found = tuple(one for one in views.node_views(world, services.desk.seen_ms) if one.node == node)
+    if not found:
         raise NotFound("node", node, "no such node; `phalanx node ls` shows them all")
-    return found
+    (shown,) = veil_of(services, asker).nodes(found)
+    return replace(shown, tag=_tag(world, asker, node) or "")

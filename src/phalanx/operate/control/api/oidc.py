@@ -10,6 +10,7 @@ from phalanx.core.people import MadeTokenView
 from phalanx.operate.control.api.access import ANYBODY, ServicesHere
 from phalanx.operate.control.api.asker import address_of
 from phalanx.operate.control.api.oidc_door import OidcDoor
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.people.accounts import logged_in
 from phalanx.operate.control.people.notes import Note
@@ -20,8 +21,8 @@ _one_at_a_time = asyncio.Lock()
 """Of the event loop's; a provider that is slow holds up logins and nothing else."""
 
 
-@router.get("/oidc", dependencies=[ANYBODY])
-async def begin(services: ServicesHere, response: Response) -> OidcView:
+@router.get("/oidc", dependencies=[ANYBODY], responses=refusals(404))
+async def begin_oidc(services: ServicesHere, response: Response) -> OidcView:
     """Where to log in, and the nonce to do it with."""
     door = _door(services)
     config = door.provider.config
@@ -30,8 +31,8 @@ async def begin(services: ServicesHere, response: Response) -> OidcView:
     return OidcView(issuer=config.issuer, client_id=config.client_id, scope=config.scope, nonce=nonce)
 
 
-@router.post("/oidc/login", status_code=201, dependencies=[ANYBODY])
-async def login(services: ServicesHere, connection: Request, request: OidcLoginRequest, response: Response) -> MadeTokenView:
+@router.post("/oidc/login", status_code=201, dependencies=[ANYBODY], responses=refusals(404, 409))
+async def end_oidc(services: ServicesHere, connection: Request, request: OidcLoginRequest, response: Response) -> MadeTokenView:
     """A token for whom the id token means, told this once. 401 for one that is not good, or whose nonce was used."""
     door = _door(services)
     async with _one_at_a_time:

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Depends, Path, Response
 
 from phalanx.core.errors import Conflict, Forbidden, NotFound
 from phalanx.core.isolation import may_host
 from phalanx.core.people import MemberRequest, OrganisationView, Person, TeamRequest, TeamView, UserRequest, UserView, WhoView
 from phalanx.operate.control.api.access import LEADS, READS, RULES, SOMEBODY, ServicesHere
 from phalanx.operate.control.api.asker import Asker, AskerHere, directory_of
+from phalanx.operate.control.api.openapi import refusals
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.people.directory import Directory
@@ -45,13 +47,16 @@ async def name_organisation(services: ServicesHere, asker: AskerHere, request: O
     return OrganisationView(name=(await directory_of(services)).organisation)
 
 
-@router.get("/users", dependencies=[LEADS])
-async def list_users(services: ServicesHere, asker: AskerHere) -> tuple[UserView, ...]:
+@router.get("/users", dependencies=[LEADS], responses=LINK)
+async def list_users(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("users", str))]
+) -> tuple[UserView, ...]:
     """Everybody, by name: an admin of a team adds people by their names. Of their roles those in the caller's teams."""
-    return tuple(_as_seen_by(asker.person, view) for view in (await directory_of(services)).user_views())
+    views = page.of((await directory_of(services)).user_views(), lambda one: (one.user,))
+    return tuple(_as_seen_by(asker.person, view) for view in views)
 
 
-@router.post("/users", status_code=201, dependencies=[RULES])
+@router.post("/users", status_code=201, dependencies=[RULES], responses=refusals(409))
 async def add_user(services: ServicesHere, asker: AskerHere, request: UserRequest) -> UserView:
     """Somebody who may nothing yet, unless `platform`."""
     detail = "platform" if request.platform else ""
@@ -68,14 +73,16 @@ async def remove_user(services: ServicesHere, asker: AskerHere, user: Name) -> R
     return Response(status_code=NO_CONTENT)
 
 
-@router.get("/teams", dependencies=[READS])
-async def list_teams(services: ServicesHere, asker: AskerHere) -> tuple[TeamView, ...]:
+@router.get("/teams", dependencies=[READS], responses=LINK)
+async def list_teams(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("teams", str))]
+) -> tuple[TeamView, ...]:
     """Teams in which the caller has a role, with everybody in them."""
     views = (await directory_of(services)).team_views()
-    return tuple(view for view in views if asker.person.sees(view.team))
+    return page.of((view for view in views if asker.person.sees(view.team)), lambda one: (one.team,))
 
 
-@router.post("/teams", status_code=201, dependencies=[RULES])
+@router.post("/teams", status_code=201, dependencies=[RULES], responses=refusals(409))
 async def add_team(services: ServicesHere, asker: AskerHere, request: TeamRequest) -> TeamView:
     """With nobody in it yet. Where jobs are not kept apart a second team is refused, unless teams are said to be `trusting`."""
     if not request.trusting:
@@ -87,7 +94,7 @@ async def add_team(services: ServicesHere, asker: AskerHere, request: TeamReques
 
 async def _refuse_strangers(services: Services, team: str) -> None:
     """Raises Conflict for one team too many for what keeps jobs apart here."""
-    nodes = {node: record.shape.isolation for node, record in services.control.world.nodes.items()}
+    nodes = {str(node): record.shape.isolation for node, record in services.control.world.nodes.items()}
     teams = (await directory_of(services)).teams
     if team not in teams and (why := may_host(len(teams) + 1, nodes)) is not None:
         raise Conflict("team", team, f"{why}; or add it as trusting, where each team may read what the others' jobs can")

@@ -4,7 +4,7 @@ question after the other, so that neither ticks nor other routes wait."""
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from phalanx.core.states import Pending
 from phalanx.core.views import PlanRequest, PlanView, WhyView
 from phalanx.decide.scheduler.snapshot import Snapshot
 from phalanx.operate.control import refused, views
+from phalanx.operate.control.api import others_files
 from phalanx.operate.control.api.access import READS, RULES, SUBMITS, JobHere, ServicesHere
 from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.jobs import with_team
@@ -28,6 +29,9 @@ from phalanx.operate.control.snapshots import job_facts
 
 T = TypeVar("T")
 router = APIRouter(tags=["plans"])
+SAVED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "A `Snapshot` of this version", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 _asked: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plans")
 
 
@@ -46,6 +50,7 @@ async def why(services: ServicesHere, asker: AskerHere, job: JobHere, changes: A
 async def plan(services: ServicesHere, asker: AskerHere, request: PlanRequest) -> PlanView:
     """What would be decided of a job if it were submitted now. Nothing is submitted."""
     spec = with_team(services, asker, parse_spec(dict(request.spec)))
+    others_files.refuse(services, asker.person, spec)
     snapshot = _snapshot(services)
     refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
     facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, asker.name)
@@ -54,8 +59,8 @@ async def plan(services: ServicesHere, asker: AskerHere, request: PlanRequest) -
     return veil_of(services, asker).plan(await _on_thread(lambda: plan_view(snapshot, facts, jobs, unmet, failed)), spec)
 
 
-@router.get("/snapshot", dependencies=[RULES])
-async def saved(services: ServicesHere) -> Response:
+@router.get("/snapshot", dependencies=[RULES], responses=SAVED)
+async def get_snapshot(services: ServicesHere) -> Response:
     """All that the newest decision was made from, for `phalanx sim replay`. Not a view: it reads as `Snapshot` of this version."""
     snapshot = _snapshot(services)
     text = await _on_thread(lambda: wire.dumps(Snapshot, snapshot))

@@ -25,6 +25,7 @@ from phalanx.operate.control.api.access import (
 )
 from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.jobs import PACE_STEPS
+from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.blob_threads import for_each_blob, on_blob_thread
 from phalanx.operate.control.trace_requests import Pace, pace_of, view_of
@@ -47,7 +48,7 @@ async def profile(
     return await on_blob_thread(_profile, services, job, job.attempts if only is None else (only,), first)
 
 
-@router.post("/jobs/{job}/profile", dependencies=[SUBMITS])
+@router.post("/jobs/{job}/profile", dependencies=[SUBMITS], responses=refusals(409))
 async def request_traces(services: ServicesHere, asker: AskerHere, job: JobToChange, request: TracesAsked) -> TraceRequestView:
     """Asks the running attempt to trace `steps` of its next steps, all its ranks from the same one on; of `ranks` alone where some
     are named. Refused while others are asked for, near the end of the run, where its records are held up, and where so many files

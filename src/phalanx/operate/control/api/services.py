@@ -9,7 +9,9 @@ from fastapi import Request
 from phalanx.operate.control.agent_socket import AgentDesk
 from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.oidc_door import OidcDoor
+from phalanx.operate.control.api.sending import OpenStreams
 from phalanx.operate.control.auth import Tokens
+from phalanx.operate.control.bells import LogBells
 from phalanx.operate.control.channels import Channels
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.gc_run import Collector
@@ -17,6 +19,7 @@ from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.ports import Clock
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tail import Tail
 from phalanx.record.telemetry.journal import Journal
 from phalanx.record.telemetry.series import SeriesStore
 from phalanx.storage.blobs import BlobStore
@@ -43,6 +46,9 @@ class Services:
     desk: AgentDesk
     channels: Channels = field(default_factory=Channels)
     processes: Callable[[], Mapping[str, int]]
+    tail: Tail
+    grown: LogBells
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 def services_of(request: Request) -> Services:

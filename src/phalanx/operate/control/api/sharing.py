@@ -1,43 +1,101 @@
 """How the fleet is shared: the policy, and what queues hold of it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Path, Request, Response
 
+from phalanx.core import wire
+from phalanx.core.errors import NotFound
 from phalanx.core.people import Person
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
+from phalanx.core.use_views import QuotaView
 from phalanx.core.views import PolicyRequest, PolicyView, QueueView
 from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
-from phalanx.operate.control.api.asker import AskerHere
-from phalanx.operate.control.queue_views import queue_views
+from phalanx.operate.control.api.asker import Asker, AskerHere
+from phalanx.operate.control.api.openapi import refusals
+from phalanx.operate.control.api.pages import LINK, Page, Pages
+from phalanx.operate.control.api.services import Services
+from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
+from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
 
 
 @router.get("/policy", dependencies=[READS])
-async def show(services: ServicesHere, asker: AskerHere) -> PolicyView:
+async def get_policy(services: ServicesHere, asker: AskerHere, request: Request, response: Response) -> PolicyView:
     """What is in force, without other teams' queues and bookings; what nobody set is left out."""
-    return PolicyView(policy=dump_policy(seen_by(asker.person, services.control.world.policy)))
+    policy = services.control.world.policy
+    unless_known(request, response, _tag(asker, policy))
+    return _view(asker, policy)
 
 
-@router.put("/policy", dependencies=[RULES])
-async def put(services: ServicesHere, asker: AskerHere, request: PolicyRequest) -> PolicyView:
-    """Takes the place of the whole policy, from the next decision on. Refused as a whole for the first thing that cannot be."""
+@router.put("/policy", dependencies=[RULES], responses=refusals(412))
+async def set_policy(
+    services: ServicesHere, asker: AskerHere, request: PolicyRequest, response: Response, if_match: IfMatch = ""
+) -> PolicyView:
+    """Takes the place of the whole policy, from the next decision on. Refused as a whole for the first thing that cannot be; with
+    If-Match also when another one is in force than its writer has read."""
     policy = parse_policy(request.policy)
     if request.dry_run:
         warnings = await services.control.call(lambda controller: controller.check_policy(policy))
-    else:
-        warnings = await change(
-            services, asker, "policy.set", "fleet", lambda controller: controller.set_policy(policy, asker.name)
-        )
-    return PolicyView(policy=dump_policy(policy), warnings=tuple(warnings))
+        return _view(asker, policy, warnings)
+
+    def act(controller: Controller) -> Sequence[str]:
+        check_match("policy", _tag(asker, controller.world.policy), if_match)
+        return controller.set_policy(policy, asker.name)
+
+    warnings = await change(services, asker, "policy.set", "fleet", act)
+    response.headers["ETag"] = _tag(asker, policy)
+    return _view(asker, policy, warnings)
 
 
-@router.get("/queues", dependencies=[READS])
-async def queues(services: ServicesHere, asker: AskerHere) -> tuple[QueueView, ...]:
+def _tag(asker: Asker, policy: Policy) -> str:
+    """Of what they see of it."""
+    return tag_of(asker.sight, wire.dumps(Policy, seen_by(asker.person, policy)))
+
+
+def _view(asker: Asker, policy: Policy, warnings: Sequence[str] = ()) -> PolicyView:
+    seen = seen_by(asker.person, policy)
+    return PolicyView(policy=dump_policy(seen), warnings=tuple(warnings), tag=_tag(asker, policy))
+
+
+@router.get("/quotas", dependencies=[READS], responses=LINK)
+async def list_quotas(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("quotas", str, str, limit=None))]
+) -> tuple[QuotaView, ...]:
+    """What each queue holds and may have of each type of device that it holds any of or the policy names, by queue and type; other
+    teams' queues are left out."""
+    snapshot = services.control.snapshot
+    if snapshot is None:
+        return ()
+    known = (one for one in quota_views(snapshot) if _is_open(asker.person, snapshot.policy, one.queue))
+    return page.of(known, lambda one: (one.queue, one.type))
+
+
+@router.get("/queues/{queue}", dependencies=[READS])
+async def get_queue(services: ServicesHere, asker: AskerHere, queue: Annotated[str, Path(max_length=100)]) -> QueueView:
+    """One queue, with those below it."""
+    found = next((one for one in _queues(services, asker) if one.name == queue), None)
+    if found is None:
+        raise NotFound("queue", queue, "no such queue; `phalanx queue ls` shows them all")
+    return found
+
+
+@router.get("/queues", dependencies=[READS], responses=LINK)
+async def list_queues(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("queues", str, limit=None))]
+) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision; other
     teams' are left out."""
+    return page.of(_queues(services, asker), lambda one: (one.name,))
+
+
+def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
+    """Those that they may see."""
     snapshot = services.control.snapshot
     if snapshot is None:
         return ()

@@ -1,28 +1,35 @@
 """Tokens of people: made, listed without what they are, revoked."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Depends, Path, Response
 
 from phalanx.core.errors import Forbidden
 from phalanx.core.people import SCOPES, MadeTokenView, Person, TokenRequest, TokenView
 from phalanx.operate.control.api.access import SOMEBODY, ServicesHere
 from phalanx.operate.control.api.asker import AskerHere, directory_of
+from phalanx.operate.control.api.openapi import refusals
+from phalanx.operate.control.api.pages import LINK, Page, Pages
 
 router = APIRouter(tags=["tokens"])
+TIME_MS_MAX: Final = 2**53
+"""Whatever is newest has the smallest key."""
+
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-@router.get("/tokens", dependencies=[SOMEBODY])
-async def list_tokens(services: ServicesHere, asker: AskerHere) -> tuple[TokenView, ...]:
+@router.get("/tokens", dependencies=[SOMEBODY], responses=LINK)
+async def list_tokens(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("tokens", int, str))]
+) -> tuple[TokenView, ...]:
     """The caller's own; everybody's for an admin of the platform. Newest first."""
     directory = await directory_of(services)
     seen = (view for view in directory.tokens.values() if asker.person.rules or view.user == asker.person.user)
-    return tuple(sorted(seen, key=lambda view: (-view.created_ms, view.id)))
+    return page.of(seen, lambda view: (TIME_MS_MAX - view.created_ms, view.id))
 
 
-@router.post("/tokens", status_code=201, dependencies=[SOMEBODY])
+@router.post("/tokens", status_code=201, dependencies=[SOMEBODY], responses=refusals(404, 409))
 async def make_token(services: ServicesHere, asker: AskerHere, request: TokenRequest, response: Response) -> MadeTokenView:
     """A token, told this once. Of another user for an admin of the platform alone."""
     asked = replace(request, user=request.user or asker.person.user, team=request.team or asker.person.team)

@@ -7,14 +7,18 @@ from phalanx.core import wire
 from phalanx.core.ids import AttemptId
 from phalanx.core.people import Person
 from phalanx.core.spec import JobSpec
-from phalanx.core.views import EventView, JobView, NodeView, PlanView, WhyView
+from phalanx.core.views import AttemptView, EventView, JobView, NodeView, PlanView, WhyView
 from phalanx.operate.control.api.asker import Asker
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.others_names import ANOTHERS, OthersNames
+from phalanx.operate.control.tail import Told
 from phalanx.operate.control.world import World
 
 _NAMING: Final = frozenset({"job_waits", "job_evicted"})
 """Kinds of events whose every word may name other jobs."""
+
+_VEILED: Final = _NAMING | {"attempt_ended"}
+"""Those of which `event` leaves something out."""
 
 
 class Veil:
@@ -22,7 +26,8 @@ class Veil:
 
     def __init__(self, world: World, person: Person) -> None:
         self._world = world
-        self._names = OthersNames(world, person.sees)
+        self._sees = person.sees
+        self._names = OthersNames(world, self._sees)
         self.is_open = person.everywhere is not None
         """Whether they may see everything."""
 
@@ -30,9 +35,13 @@ class Veil:
         """How its ranks ended is their own word."""
         if self.is_open:
             return view
-        attempts = tuple(replace(one, detail=self._names.out_of_detail(one.detail, spec)) for one in view.attempts)
+        attempts = tuple(self.attempt(one, spec) for one in view.attempts)
         why, detail = self._names.out_of(view.why, spec), self._names.out_of_detail(view.detail, spec)
         return replace(view, why=why, detail=detail, attempts=attempts)
+
+    def attempt(self, view: AttemptView, spec: JobSpec) -> AttemptView:
+        """Of a job with that spec."""
+        return view if self.is_open else replace(view, detail=self._names.out_of_detail(view.detail, spec))
 
     def why(self, view: WhyView, spec: JobSpec) -> WhyView:
         told: WhyView = view if self.is_open else self._through(view, spec, WhyView)
@@ -53,6 +62,17 @@ class Veil:
         elif view.kind == "attempt_ended":
             body["detail"] = self._names.out_of_detail(str(body["detail"]), record.spec)
         return replace(view, body=body)
+
+    def told(self, told: Told) -> str | None:
+        """The data of an event of the log's end, of which None is to be seen where it is of another team's job or of none."""
+        if self.is_open:
+            return told.data
+        job = self._world.jobs.get(told.job) if told.job is not None else None
+        if job is None or not self._sees(job.spec.team):
+            return None
+        if told.kind not in _VEILED:
+            return told.data
+        return wire.dumps(EventView, self.event(wire.loads(EventView, told.data)))
 
     def nodes(self, views: tuple[NodeView, ...]) -> tuple[NodeView, ...]:
         if self.is_open:
