@@ -25,6 +25,7 @@ from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.doors import Doors
 from phalanx.operate.control.api.guards import LOOPBACK
 from phalanx.operate.control.api.oidc_door import open_door
+from phalanx.operate.control.api.sending import OpenStreams
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.artifacts import Artifacts
 from phalanx.operate.control.control_thread import ControlThread
@@ -186,11 +187,16 @@ class _Life:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the server's record once it listens."""
+    """Leaves the server's record once it listens, and ends the streams before it waits for what is open."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], streams: OpenStreams) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._streams = streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._streams.closing = True
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -307,7 +313,7 @@ async def _listen(home: Path, services: Services, listener: socket.socket, life:
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_S,
     )
-    server = _Uvicorn(config, lambda: _ready(home, services))
+    server = _Uvicorn(config, lambda: _ready(home, services), services.streams)
     life.server, server.should_exit = server, life.over
     await server.serve([listener])
 

@@ -239,9 +239,20 @@ def test_a_stream_says_that_it_lives(one: Served, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sending, "KEEP_ALIVE_S", 0.0)
 
     async def live() -> None:
-        pieces = sending._encoded(streams._events(one.services, admin, None, "", one.bench.world.seq))
+        pieces = sending._encoded(one.services.streams, streams._events(one.services, admin, None, "", one.bench.world.seq))
         async with asyncio.timeout(60):
             assert [await anext(pieces) for _ in range(3)] == [b": ping\n\n"] * 3
+
+    asyncio.run(live())
+
+
+def test_a_server_that_ends_ends_its_streams_first(one: Served) -> None:
+    async def live() -> None:
+        pieces = sending._encoded(one.services.streams, streams._events(one.services, admin, None, "", one.bench.world.seq))
+        assert await anext(pieces) == b": ping\n\n"
+        one.services.streams.closing = True
+        async with asyncio.timeout(60):
+            assert [piece async for piece in pieces] == []
 
     asyncio.run(live())
 

@@ -51,10 +51,11 @@ def end(why: str) -> Sent:
 
 
 class OpenStreams:
-    """How many there are."""
+    """How many there are. closing: the server ends, and each of them before it, at its next look."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.closing = False
 
     def response(self, events: AsyncGenerator[Sent | None]) -> "EventStream":
         """The answer that sends `events`; None among them is that nothing came for a while. Raises StoreUnavailable."""
@@ -67,7 +68,7 @@ class EventStream(StreamingResponse):
     """Ends with its reader, and when that one takes nothing for STALLED_S."""
 
     def __init__(self, streams: OpenStreams, events: AsyncGenerator[Sent | None]) -> None:
-        super().__init__(_encoded(events), media_type=EVENT_STREAM, headers={"Cache-Control": "no-store"})
+        super().__init__(_encoded(streams, events), media_type=EVENT_STREAM, headers={"Cache-Control": "no-store"})
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,12 +89,14 @@ class EventStream(StreamingResponse):
             log.warning("stream_stalled", limit_s=STALLED_S)
 
 
-async def _encoded(events: AsyncGenerator[Sent | None]) -> AsyncIterator[bytes]:
+async def _encoded(streams: OpenStreams, events: AsyncGenerator[Sent | None]) -> AsyncIterator[bytes]:
     now_s = asyncio.get_running_loop().time
     said_s = now_s()
     yield KEEPALIVE_COMMENT  # the reader knows at once that it is heard
     async with contextlib.aclosing(events):
         async for event in events:
+            if streams.closing:
+                return  # who comes back goes on with the next server, from the last id
             if event is None and now_s() - said_s < KEEP_ALIVE_S:
                 continue
             yield KEEPALIVE_COMMENT if event is None else event.encoded()
