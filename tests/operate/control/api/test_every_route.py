@@ -22,7 +22,8 @@ from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 SHA = hashlib.sha256(b"red's").hexdigest()
 OPEN = {"anybody, without a token"}
-APART = {"a join token", "a node, by the socket's own check", *OPEN}
+IN_A_JOB = "who may change the job, by the socket's own check"
+APART = {"a join token", "a node, by the socket's own check", IN_A_JOB, *OPEN}
 
 
 def declared() -> list[tuple[str, str, str]]:
@@ -303,8 +304,31 @@ def test_a_delivery_is_its_jobs(teams: Teams, red: str) -> None:
 
 def test_a_socket_wants_a_node(teams: Teams) -> None:
     sockets = [path for method, path, _ in ROUTES if method == "WS"]
-    assert sockets == ["/api/v1/agent"]
+    assert sockets == ["/api/v1/agent", "/api/v1/jobs/{job}/channel", "/api/v1/agent/channels/{channel}"]
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {teams.tokens['ruth']}"}):
         with pytest.raises(InvalidStatus) as refused:
             connect(f"ws{teams.server.url.removeprefix('http')}{sockets[0]}", additional_headers=headers, proxy=None)
         assert refused.value.response.status_code == 403
+        with pytest.raises(InvalidStatus) as refused:
+            path = sockets[2].replace("{channel}", "0" * 32)
+            connect(f"ws{teams.server.url.removeprefix('http')}{path}", additional_headers=headers, proxy=None)
+        assert refused.value.response.status_code == 403
+
+
+def into(teams: Teams, user: str, job: str) -> tuple[int, bytes]:
+    """What the door of a job's channel answers."""
+    url = f"ws{teams.server.url.removeprefix('http')}/api/v1/jobs/{job}/channel?what=exec&argv=true"
+    headers = {"Authorization": f"Bearer {teams.tokens.get(user, user)}"}
+    with pytest.raises(InvalidStatus) as refused:
+        connect(url, additional_headers=headers, proxy=None)
+    return refused.value.response.status_code, bytes(refused.value.response.body or b"")
+
+
+def test_into_a_job_comes_who_may_change_it(teams: Teams, red: str) -> None:
+    """Those who may are told that the played agent knows no such way."""
+    assert into(teams, "phx_wrong", red)[0] == 401
+    hidden, unknown = into(teams, "bea", red), into(teams, "bea", "none-1")
+    assert (hidden[0], hidden[1].replace(red.encode(), b"none-1")) == (404, unknown[1])
+    assert {user: into(teams, user, red)[0] for user in ("noa", "rey", "ron", "rob", "rita", "ruth")} == {
+        "noa": 404, "rey": 403, "ron": 403, "rob": 409, "rita": 409, "ruth": 409,
+    }  # fmt: skip
