@@ -121,6 +121,9 @@ def test_a_job_is_submitted_looked_at_and_read(one: Served, tmp_path: Path) -> N
         (row,) = [row for row in await client.usage("job") if row.name == "ran-1"]
         assert 0 <= row.used <= row.allocated
         assert await client.deliveries() == ()
+        assert (await client.people.whoami()).user == "admin"
+        assert (await client.people.add_team("red")).members == {}
+        assert [(row.what, row.on) for row in await client.people.audit(what="team")] == [("team.add", "red")]
 
     on_loop(one, act)
 

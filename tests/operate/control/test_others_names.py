@@ -9,6 +9,7 @@ from phalanx.core.people import Person
 from phalanx.core.views import EventView, NodeView, WhyView
 from phalanx.operate.control.api.veil import Veil
 from phalanx.operate.control.others_names import for_team
+from phalanx.operate.control.tail import Told
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.recorded import job_view, killed_attempt, node_view
 
@@ -61,3 +62,24 @@ def test_views_are_veiled_for_who_may_not_see_everything(bench: Bench) -> None:
     assert shown[1].job == blue and shown[4].held[1] == f"{blue}.1"
     open_ = Veil(bench.world, replace(BLUE, everywhere="viewer"))
     assert (open_.job(job, spec), open_.why(why, spec), open_.event(evicted), open_.nodes((node,))) == (job, why, evicted, (node,))
+
+
+def test_the_log_as_it_grows_is_veiled_too(bench: Bench) -> None:
+    red, blue = two_jobs(bench)
+
+    def told(kind: str, job: str | None, **body: Any) -> Told:
+        view = EventView(seq=1, at_ms=1, kind=kind, job=None if job is None else JobId(job), body=body)
+        return Told(1, kind, view.job, wire.dumps(EventView, view))
+
+    waits, evicted = told("job_waits", blue, reason={"head": red}), told("job_evicted", blue, claimant=red)
+    over, begun = told("attempt_ended", blue, detail=f"made room for {red}"), told("job_submitted", blue, by="bea")
+    hidden = (told("job_submitted", red, by="rob"), told("node_seen", None, node="a"), told("job_submitted", "none-9", by="x"))
+    veil = Veil(bench.world, BLUE)
+    for one in (waits, evicted, over):
+        data = veil.told(one)
+        assert data is not None and red not in data and "another team's job" in data
+        assert wire.loads(EventView, data).job == blue
+    assert veil.told(begun) == begun.data
+    assert [veil.told(one) for one in hidden] == [None] * 3
+    open_ = Veil(bench.world, replace(BLUE, everywhere="viewer"))
+    assert [open_.told(one) for one in (waits, *hidden)] == [one.data for one in (waits, *hidden)]

@@ -273,16 +273,32 @@ def test_a_stream_of_events_has_their_own_jobs_alone(teams: Teams, red: str) -> 
     """From the beginning of the log, which the red team wrote most of, to a job of the blue team's."""
     job = teams.submit("bea", name="last")
     with teams.http("bea") as http, http.stream("GET", "/events/stream", params={"after": 0}) as answer:
-        data = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
         seen = []
-        for one in data:
-            seen.append(one["job"])
-            if one["job"] == job:
-                break
+        for line in answer.iter_lines():
+            assert red not in line, "not even as what a job waits for"
+            if line.startswith("data: "):
+                seen.append(json.loads(line[6:])["job"])
+                if seen[-1] == job:
+                    break
     of_blue = {one["id"] for one in rows(teams, "bea", "/jobs")}
-    assert set(seen) <= of_blue and red not in seen
+    assert set(seen) <= of_blue
     with teams.http("bea") as http:
         http.post(f"/jobs/{job}/cancel")
+
+
+def test_a_stream_that_goes_on_has_their_own_jobs_alone(teams: Teams, red: str) -> None:
+    """Of the end of the log, which is kept in memory for all who read it."""
+    with teams.http("bea") as http, http.stream("GET", "/events/stream") as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": ping"
+        hidden, job = teams.submit("rob", name="hidden"), teams.submit("bea", name="seen")
+        for line in lines:
+            assert hidden not in line
+            if line.startswith("data: ") and json.loads(line[6:])["job"] == job:
+                break
+    for user, one in (("rob", hidden), ("bea", job)):
+        with teams.http(user) as http:
+            http.post(f"/jobs/{one}/cancel")
 
 
 def test_a_delivery_is_its_jobs(teams: Teams, red: str) -> None:
