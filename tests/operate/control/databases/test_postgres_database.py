@@ -122,6 +122,7 @@ def _opened(url: str) -> SetupError:
         ("nobody-here", "canary", "postgres", "PHALANX_DATABASE"),
         ("phalanx", PASSWORD, "none_of_that_name", "make that database first"),
     ],
+    ids=["password", "user", "database"],  # the password is another one in each process that collects this
 )
 def test_who_is_not_let_in_is_told_what_to_mend(
     postgres_server: Postgres, user: str, password: str, database: str, fix: str
