@@ -161,8 +161,7 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
 
 
 def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
-    """What the ranks find besides what the agent adds. A share's bounds are kept by CUDA MPS where the node runs its daemon: it
-    refuses memory beyond the limit, and gives the share its part of the processors. A trainer can read the limit by itself."""
+    """What the ranks find besides what the agent adds."""
     env = {**job.spec.env, **layout_variable(job.spec.layout), **profile_variable(job.spec.profile)}
     if job.spec.data:
         env[DATA_VARIABLE] = job.spec.data.path
@@ -173,12 +172,17 @@ def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
     if job.array:
         env[INDEX_VARIABLE] = str(job.array_index)
     if part.milli < WHOLE:
-        num_bytes = part_bytes(world.nodes[part.node].shape, part.devices[0], part)
-        env[MEMORY_VARIABLE] = str(num_bytes)
-        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{max(1, part.milli // 10)}"
-        if num_bytes:  # a CPU slot has no memory of its own
-            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, num_bytes // 2**20)}M"
+        env |= share_bounds(part.milli, part_bytes(world.nodes[part.node].shape, part.devices[0], part))
     return env
+
+
+def share_bounds(milli: int, num_bytes: int) -> dict[str, str]:
+    """How a rank hears of its share. CUDA MPS keeps it where the node runs its daemon: it refuses memory beyond the limit, and gives
+    the share its part of the processors. A trainer can read the limit by itself."""
+    bounds = {MEMORY_VARIABLE: str(num_bytes), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{max(1, milli // 10)}"}
+    if num_bytes:  # a CPU slot has no memory of its own
+        bounds["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, num_bytes // 2**20)}M"
+    return bounds
 
 
 def argv(spec: JobSpec) -> tuple[str, ...]:
