@@ -16,8 +16,10 @@ import httpx
 TIMEOUT_S = 60.0
 
 
-async def read(client: httpx.AsyncClient, paths: list[str], pause_s: float, end_s: float, told: dict[str, list[float]]) -> None:
-    chosen = random.Random(id(told) ^ id(paths))
+async def read(
+    number: int, client: httpx.AsyncClient, paths: list[str], pause_s: float, end_s: float, told: dict[str, list[float]]
+) -> None:
+    chosen = random.Random(number)
     await asyncio.sleep(chosen.uniform(0, pause_s))
     while time.monotonic() < end_s:
         path = chosen.choice(paths)
@@ -33,7 +35,7 @@ async def main(url: str, clients: int, seconds: float, pause_s: float, paths: li
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
         end_s = time.monotonic() + seconds
-        await asyncio.gather(*(read(client, paths, pause_s, end_s, told) for _ in range(clients)))
+        await asyncio.gather(*(read(number, client, paths, pause_s, end_s, told) for number in range(clients)))
     print(json.dumps({path: [round(one, 2) for one in took] for path, took in told.items()}))
 
 

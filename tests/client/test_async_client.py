@@ -69,7 +69,7 @@ def test_both_have_the_same_methods_of_the_same_programs() -> None:
         assert inspect.signature(getattr(client.people, name)) == inspect.signature(getattr(other.people, name))
         assert getattr(client.people, name).__doc__ == getattr(other.people, name).__doc__ == program.__doc__ != None, name  # noqa: E711
     extra = {name for name in vars(Client) if not name.startswith("_")} - {"carry_out", "give", "url", "people"}
-    assert extra == {"close", "hurry", "patient", "now_s", "rest"}  # of who waits in a thread
+    assert extra == {"close", "hurry", "patient", "now_s", "rest", "channel", "forward", "notebook"}  # of who waits in a thread
 
 
 def test_methods_are_typed(one: Served) -> None:

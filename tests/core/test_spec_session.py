@@ -12,7 +12,7 @@ from phalanx.core.spec_parse import parse_spec
 @pytest.mark.parametrize("kind", ["shell", "notebook"])
 def test_a_session_needs_a_name_alone(kind: str) -> None:
     spec = parse_spec({"name": "mine", "kind": kind})
-    assert (spec.session, spec.is_interactive, spec.idle_timeout_ms) == (kind, True, IDLE_MS)
+    assert (spec.session, spec.idle_timeout_ms) == (kind, IDLE_MS)
 
 
 @pytest.mark.parametrize(("text", "ms"), [("2h", 7_200_000), ("0", 0), (0, 0), ("1m", 60_000)])

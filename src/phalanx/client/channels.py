@@ -98,6 +98,7 @@ def open_channel(
     try:
         opening = connect(
             url, additional_headers=headers, max_size=MESSAGE_BYTES_MAX, max_queue=4, compression=None, proxy=None,
+            ping_interval=None,
             open_timeout=OPEN_S_MAX + HURRY_S,
         )  # fmt: skip
         return Channel(stack.enter_context(opening), stack)

@@ -329,11 +329,6 @@ class JobSpec:
         return self.kind if self.kind in ("shell", "notebook") else ""
 
     @property
-    def is_interactive(self) -> bool:
-        """Of people at work: it ends with what they were at, and is not started again."""
-        return self.kind in ("interactive", "shell", "notebook")
-
-    @property
     def num_data_ranks(self) -> int:
         """Parts into which the samples of a step are cut: ranks, or groups of ranks that share theirs."""
         return max(1, self.num_ranks // self.layout.ranks_per_sample)

@@ -19,6 +19,9 @@ from phalanx.storage.atomic import write_atomic
 Daemon = Literal["server", "agent", "standby"]
 DEFAULT_PORT: Final = 8720
 
+KEEP_IDLE_S: Final = 60
+"""After so long without a word TCP asks whether the other side is still there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -131,6 +134,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # and so have the connections that it accepts
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_IDLE_S)
         listener.bind((host, port))
         listener.listen(1024)
     except (OSError, OverflowError) as error:

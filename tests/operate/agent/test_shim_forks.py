@@ -170,6 +170,31 @@ def test_no_shim_holds_what_belongs_to_another(forks: ShimForks, tmp_path: Path)
     ended(second)
 
 
+def test_an_answer_that_comes_too_late_is_nobody_elses(forks: ShimForks, tmp_path: Path) -> None:
+    """And what was forked for whoever gave up claims nothing."""
+    ended(forks.fork(folder(tmp_path, "first"), {}))
+    server = forks._server
+    assert server is not None and forks._socket is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    forks._socket.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        forks.fork(folder(tmp_path, "late"), {})
+    assert server.returncode is not None, "it may still answer"
+    shim = forks.fork(folder(tmp_path, "two"), {})
+    assert os.read(shim.claimed, 1) == b"c"
+    assert json.loads((tmp_path / "two" / "shim-pid.json").read_text())["pid"] == shim.pid
+    ended(shim)
+    assert not (tmp_path / "late" / "shim-pid.json").exists()
+
+
+def test_a_shim_whose_asker_is_gone_claims_nothing(forks: ShimForks, tmp_path: Path) -> None:
+    shim, values = forks._ask(folder(tmp_path, "one"))
+    os.close(values)
+    assert os.read(shim.claimed, 1) == b""
+    ended(shim)
+    assert not (tmp_path / "one" / "shim-pid.json").exists()
+
+
 def test_a_server_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "command", lambda _: [str(tmp_path / "missing")])
     with pytest.raises(FileNotFoundError, match="missing"):

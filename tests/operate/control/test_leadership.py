@@ -197,6 +197,8 @@ def test_a_leader_stopped_inside_of_a_transaction_is_killed_once_its_lease_is_ov
     Leadership(store, other, LONG_MS, Clock()).claim()
     past(store)
     assert again.stdout is not None and again.stdout.readline() == b"holds\n"
+    end_stalled(store)
+    assert again.poll() is None, "one that runs is about to go on: it may be upgrading the schema"
     os.kill(again.pid, signal.SIGSTOP)
     assert await_lead(leading(store), store, lambda _: None, lambda _: None) == 3
     assert again.wait(60) == -signal.SIGKILL

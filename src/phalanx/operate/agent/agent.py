@@ -127,9 +127,12 @@ class Agent:
         self._ways = Ways(url, token, reached)
         sockets = self._sockets
         self._watching = Watching(
-            lambda: list(self._runs.values()), self._shape, lambda attempt: shim_socket(sockets, attempt), self._ways,
+            lambda: list(self._runs.values()),
+            lambda: self._known_shape or self._shape(),
+            lambda attempt: shim_socket(sockets, attempt),
+            self._ways,
             self._connection.send,
-        )  # fmt: skip
+        )
 
     async def run(self) -> None:
         """Until cancelled; ranks are left alone then."""

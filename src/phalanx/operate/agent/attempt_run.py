@@ -293,6 +293,9 @@ class AttemptRun:
 
     async def _spawn(self) -> None:
         """Has a shim forked and waits for its claim. A second one, of after a crash of ours, sees the first's and leaves."""
+        if self._child is not None:  # of an earlier try, which came to nothing
+            self._child.close()
+            self._child = None
         try:
             self._child = await asyncio.to_thread(self._node.forks.fork, self.folder.path, self._given)
         except OSError as error:

@@ -161,10 +161,11 @@ class Shim:
             signal.signal(deaf_to, lambda *_: None)
         self.selector.register(heard, selectors.EVENT_READ, lambda: heard.recv(4096))
 
-    def hear_secrets(self) -> bool:
-        """Before the claim, likewise: whether every value that the order names has come, whole."""
+    def hear_secrets(self, always: bool) -> bool:
+        """Before the claim, likewise: whether every value that the order names has come, whole. always: that there are none is
+        said, too; whoever asked for this shim and gave it up says nothing."""
         names, files = self.order.get("secrets") or [], self.inside.secrets if self.inside else {}
-        if not names and not files:
+        if not names and not files and not always:
             return True
         try:
             values = json.loads(sys.stdin.buffer.read())
@@ -445,7 +446,7 @@ def serve(folder: Path, claimed: int | None = None) -> None:
         inside.open_spaces(init)
     made = Shim(folder, order, init, writer, inside)
     made.hear_signals()
-    if not made.hear_secrets():
+    if not made.hear_secrets(claimed is not None):
         _say("the agent ended before all secrets had come; the next one starts another shim")
         return
     if claim(folder, init):

@@ -78,9 +78,12 @@ class ShimForks:
         with self._lock:
             try:
                 shim, values = self._ask(folder)
-            except (BrokenPipeError, ConnectionError):  # it died, be it long ago
+            except ConnectionError:  # it died, be it long ago
                 self._end()
                 shim, values = self._ask(folder)
+            except TimeoutError:
+                self._end()  # its answer would be taken for that to the next question
+                raise
         with contextlib.suppress(BrokenPipeError), os.fdopen(values, "wb") as to_shim:
             to_shim.write(json.dumps(dict(secrets)).encode())
         return shim

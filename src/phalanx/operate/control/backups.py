@@ -113,8 +113,9 @@ def _check_home(home: Path, head: Head, url: str) -> bool:
 
 def _put_away(home: Path) -> None:
     """Its rows are elsewhere now; it is not removed, since it is somebody's last copy until they say so."""
-    for old in home.glob(f"{database_home.OWN}*"):
-        old.replace(old.with_name(old.name.replace(database_home.OWN, f"{database_home.OWN}.moved")))
+    for suffix in ("", "-wal", "-shm"):
+        if (old := home / f"{database_home.OWN}{suffix}").exists():
+            old.replace(home / f"{database_home.OWN}.moved{suffix}")
 
 
 def _fill(connection: Connection, head: Head, path: Path, shown: str) -> int:

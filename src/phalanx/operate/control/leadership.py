@@ -185,7 +185,8 @@ def await_lead(
 
 def end_stalled(store: Store) -> None:
     """A leader that is stopped inside of a transaction holds SQLite's file for ever. Where its lease is over and it is a process of
-    this machine, it is killed: the file's lock goes with it. PostgreSQL ends such a session by itself."""
+    this machine that does not run, it is killed: the file's lock goes with it. One that runs is let be: it upgrades the schema, or
+    its disk is full, and another one could do no more. PostgreSQL ends such a session by itself."""
     try:
         held = store.leader()
     except StoreUnavailable:
@@ -198,10 +199,18 @@ def end_stalled(store: Store) -> None:
     except OSError:
         return
     try:
-        if daemons.start_ticks(holder.pid) == holder.start_ticks:
+        if daemons.start_ticks(holder.pid) == holder.start_ticks and is_stopped(holder.pid):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             log.warning("stalled_leader_killed", pid=holder.pid, lease_over_ms=-held.left_ms)
     except ProcessLookupError:
         pass
     finally:
         os.close(handle)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal or a debugger. Field 3 of proc(5); the second, the name, may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False

@@ -105,7 +105,8 @@ def _waited(home: Path, opened: Store, leadership: Leadership) -> int:
     """The epoch, once nobody else leads. Raises SetupError for what this home lacks to lead."""
     signal.signal(signal.SIGTERM, _stop_waiting)
     if opened.revision() < FIRST_LEASED:
-        opened.upgrade()
+        fix = "was made by a version that knew of no standbys; start its own server once with `phalanx up`, which upgrades it"
+        raise SetupError("database", opened.shown, fix)
     try:
         for lacking in standby_needs.check(home, opened, holder_of(opened.leader().holder)):
             log.warning("standby_lacks", lacking=lacking)
@@ -307,6 +308,7 @@ async def _listen(home: Path, services: Services, listener: socket.socket, life:
         http="h11",
         ws="websockets-sansio",
         ws_max_size=FRAME_BYTES_MAX,
+        ws_ping_interval=None,  # whoever waits for a slow reader reads no pong; the dead are found by leases and by TCP
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -114,6 +114,21 @@ def test_what_was_set_is_there_for_whoever_comes_next(shell: Held) -> None:
     second.sees("is:grün:".encode())
 
 
+def test_a_shell_that_is_left_after_a_command_that_is_not_there_is_no_failed_job(shell: Held) -> None:
+    person = shell.attached()
+    person.type(b"no-such-command-here\n")
+    person.sees(b"not found")
+    person.type(b"\x04")
+    assert person.exit() == 127
+    assert shell.code() == 0
+
+
+def test_a_shell_that_is_not_there_is_one(tmp_path: Path) -> None:
+    held = Held(tmp_path, "keep", ["no-such-shell-here"])
+    assert held.code() == 127
+    held.process.wait()
+
+
 def test_ctrl_c_reaches_what_runs_and_ctrl_d_ends_the_shell(shell: Held) -> None:
     person = shell.attached()
     person.type(b"echo run:$((1 + 1)):; cat\n")

@@ -74,7 +74,9 @@ class Holder:
         while self._code is None:
             self._turn()
         self._say_end()
-        return self._code if not self._kept or self._code >= NOT_FOUND - 1 else 0
+        # How somebody left their shell is no fault of the job; that it was ended, or never began, is another matter.
+        left = self._kept and self._hung_up_at is None and self._program.could_start()
+        return 0 if left else self._code
 
     def hang_up(self) -> None:
         """As when a line is cut: SIGHUP, which ends a shell, and SIGTERM."""

@@ -40,6 +40,7 @@ class Program(Protocol):
     def handle(self) -> int | None: ...
     def ended(self) -> bool: ...
     def code(self) -> int: ...
+    def could_start(self) -> bool: ...
     def hang_up(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -124,6 +125,10 @@ class _Process:
         assert self._code is not None
         return self._code
 
+    def could_start(self) -> bool:
+        """Once it has ended."""
+        return True
+
     def _signal(self, group: int, *numbers: signal.Signals) -> None:
         for number in numbers:
             with contextlib.suppress(OSError):
@@ -144,25 +149,37 @@ class OnTerminal(_Process):
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(argv)
         self._terminal = -1
+        self._failed = -1
 
     def start(self, size: tuple[int, int]) -> None:
+        self._failed, tell = os.pipe()  # closed by the program's own start
+        waits, go = os.pipe()
         pid, self._terminal = pty.fork()
         if pid == 0:
-            self._become(size)
+            os.close(go)
+            self._become(waits, tell)
+        os.close(tell)
+        os.close(waits)
         os.set_blocking(self._terminal, False)
         self._open[self._terminal] = OUT
         self._begun(pid)
         self.resize(size)
+        os.close(go)
 
-    def _become(self, size: tuple[int, int]) -> None:
-        """In the child."""
+    def could_start(self) -> bool:
+        """A shell that ends after a command that was not found has the same code as one that could not be started."""
+        return self._failed < 0 or os.read(self._failed, 1) == b""
+
+    def _become(self, waits: int, tell: int) -> None:
+        """In the child, once its terminal has a size: set here it could come after that of somebody who attached meanwhile."""
         try:
-            _set_size(0, size)
+            os.read(waits, 1)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGPIPE, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.execvpe(self.argv[0], self.argv, {"TERM": "xterm-256color", **os.environ})  # noqa: S606 - what was asked for
         except OSError as error:
+            os.write(tell, b"x")
             sys.stdout.write(f"phalanx: cannot start {self.argv[0]!r}: {error.strerror}\r\n")
             sys.stdout.flush()
         finally:

@@ -100,7 +100,7 @@ class Ways:
         try:
             async with connect(
                 address, additional_headers=headers, max_size=MESSAGE_BYTES_MAX, max_queue=2, close_timeout=CLOSE_S_MAX,
-                proxy=None, compression=None,
+                proxy=None, compression=None, ping_interval=None,
             ) as socket:  # fmt: skip
                 await self._serve(command, socket)
         except ConnectionClosed:

@@ -113,7 +113,9 @@ def _kept(connection: HTTPConnection, found: Asker) -> Asker:
 
 def _note_use(services: Services, directory: Directory, sha256: str, now_ms: int) -> None:
     """Now and then, beside the request: nobody waits for it, and a database that is away is no reason to refuse anybody."""
-    used_ms = directory.tokens[sha256].used_ms
+    if (token := directory.tokens.get(sha256)) is None:
+        return  # revoked since
+    used_ms = token.used_ms
     if (used_ms is None or now_ms - used_ms >= USED_AGAIN_MS) and services.doors.is_first_use(sha256, now_ms, USED_AGAIN_MS):
         spawn(_noted_use(services, sha256, now_ms))
 

@@ -21,7 +21,6 @@ from phalanx.operate.control.people import audit
 from phalanx.operate.control.world import AttemptRecord, JobRecord
 
 PORTS: Final = range(1, 65_536)
-SIDE_MAX: Final = 2000
 router = APIRouter(tags=["channels"])
 log = structlog.get_logger(__name__)
 

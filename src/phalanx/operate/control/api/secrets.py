@@ -120,7 +120,6 @@ async def rotate_secret_key(services: ServicesHere, asker: AskerHere) -> KeyRota
     return KeyRotatedView(secrets=count)
 
 
-@router.get("/attempts/{attempt}/secrets", dependencies=[NODES])
 @router.get("/attempts/{attempt}/secrets", dependencies=[NODES], response_class=Response, responses=SECRETS)
 async def secrets_of(
     services: ServicesHere,

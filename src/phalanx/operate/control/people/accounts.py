@@ -196,7 +196,11 @@ class Accounts:
         with self._store.leading(epoch) as connection:
             for sha256, at_ms in used.items():
                 connection.execute(update(tables.access_tokens).where(held.sha256 == sha256).values(used_ms=at_ms))
-        self._stale()
+        with self._lock:  # everything else is as it was: whoever asks next need not look it all up again
+            if self._known is not None:
+                known = self._known.tokens
+                seen = {sha256: replace(known[sha256], used_ms=at_ms) for sha256, at_ms in used.items() if sha256 in known}
+                self._known = replace(self._known, tokens={**known, **seen})
 
     @contextmanager
     def _changing(self, epoch: int, note: Note) -> Iterator[Connection]:
