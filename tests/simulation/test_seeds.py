@@ -7,7 +7,16 @@ from typing import get_args
 
 import pytest
 
-from phalanx.core.events import EventBody, FaultPlanned, JobCollected, PartReleased, StragglerFound, TracesRequested
+from phalanx.core.events import (
+    EventBody,
+    FaultPlanned,
+    IdleOver,
+    IdleWarned,
+    JobCollected,
+    PartReleased,
+    StragglerFound,
+    TracesRequested,
+)
 from phalanx.operate.sim.faults import Swarm
 from tests.simulation.history import Outcome
 from tests.simulation.many import run_many
@@ -21,8 +30,8 @@ SEEDS_MIN = 10
 """In so many of them at least each thing must happen: what never does was never safe, only absent."""
 
 FAULTS = [kind.name for kind in fields(Swarm)]
-ELSEWHERE = (FaultPlanned, JobCollected, PartReleased, StragglerFound, TracesRequested)
-"""Garbage is collected by hand, of what is long over; faults are planned by hand too, and simulated ranks take no steps that could
+ELSEWHERE = (FaultPlanned, IdleOver, IdleWarned, JobCollected, PartReleased, StragglerFound, TracesRequested)
+"""Nobody works in a simulated job. Garbage is collected by hand, of what is long over; faults are planned by hand too, and simulated ranks take no steps that could
 be slow or traced: see the tests in e2e. A gang goes on without a node in one of a hundred seeds: see `test_recovering`."""
 
 EVENTS = [kind.__name__ for kind in get_args(get_args(EventBody)[0]) if kind not in ELSEWHERE]
