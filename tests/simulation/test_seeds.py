@@ -31,8 +31,9 @@ SEEDS_MIN = 10
 
 FAULTS = [kind.name for kind in fields(Swarm)]
 ELSEWHERE = (FaultPlanned, IdleOver, IdleWarned, JobCollected, PartReleased, StragglerFound, TracesRequested)
-"""Nobody works in a simulated job. Garbage is collected by hand, of what is long over; faults are planned by hand too, and simulated ranks take no steps that could
-be slow or traced: see the tests in e2e. A gang goes on without a node in one of a hundred seeds: see `test_recovering`."""
+"""Nobody works in a simulated job. Garbage is collected by hand, of what is long over; faults are planned by hand too, and
+simulated ranks take no steps that could be slow or traced: see the tests in e2e. A gang goes on without a node in one of a
+hundred seeds: see `test_recovering`."""
 
 EVENTS = [kind.__name__ for kind in get_args(get_args(EventBody)[0]) if kind not in ELSEWHERE]
 
