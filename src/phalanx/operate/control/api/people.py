@@ -97,7 +97,7 @@ async def _refuse_strangers(services: Services, team: str) -> None:
     nodes = {str(node): record.shape.isolation for node, record in services.control.world.nodes.items()}
     teams = (await directory_of(services)).teams
     if team not in teams and (why := may_host(len(teams) + 1, nodes)) is not None:
-        raise Conflict("team", team, f"{why}; or add it as trusting, where each team may read what the others' jobs can")
+        raise Conflict("team", team, f"{why}; or make it with `--trusting`: then each team can read what the others' jobs can")
 
 
 @router.delete("/teams/{team}", status_code=NO_CONTENT, dependencies=[RULES])
