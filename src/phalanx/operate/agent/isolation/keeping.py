@@ -56,7 +56,8 @@ class Keeping:
         """Takes the attempt's user and makes what is its own, before anything of it runs. Raises SetupError, SpecError, OSError."""
         launch = folder.accepted.launch
         stores.refuse_lost(launch)
-        uid = self.uids.take(folder.attempt, alike=launch.num_nodes > 1)
+        owner = Path(launch.folder).lstat().st_uid
+        uid = self.uids.take(folder.attempt, launch.num_nodes > 1, launch.user_seed, owner)
         door.mkdir(mode=0o711, exist_ok=True)
         door.chmod(0o711)
         folder.path.chmod(0o711)  # passed by whoever knows a name in it, which in the attempt's own view is its user alone
