@@ -194,7 +194,9 @@ class Launch:
     on_partition: as in the job's spec.
     recovery: None where a rank's death ends the others. chaos: faults may be planned for it.
     checkpoints: the job's place for them, a folder or a URL; '' is `checkpoints` in `folder`. memory_bytes: of the host, that it
-    asks for on each node; 0 for none in particular.
+    asks for on each node; 0 for none in particular. store: where the policy has jobs save, whether this one does or not;
+    '' where it says nothing. user_seed: what the job's user is chosen by on nodes that keep jobs apart, the same for all nodes of
+    an attempt and told to no job; '' of an older control plane.
     session: what somebody works in: a shell on a terminal, or a notebook server. One process has all devices then, and counts as
     each rank.
     """
@@ -232,6 +234,8 @@ class Launch:
     memory_bytes: int = 0
     secret_files: tuple[str, ...] = ()
     session: Session = ""
+    store: str = ""
+    user_seed: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

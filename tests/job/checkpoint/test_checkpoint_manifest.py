@@ -73,7 +73,15 @@ def test_a_shard_is_a_safetensors_file(tmp_path: Path) -> None:
     shard = open_checkpoint(folder).shards[0]
     tensors = load_file(folder / shard.file)
     assert {name: tensor.flatten().tolist() for name, tensor in tensors.items()} == {"w@0,0": [*range(8)], "w@4,0": [*range(8, 12)]}
-    assert (folder / shard.file).stat().st_mode & 0o777 == 0o644
+
+
+def test_who_may_read_one_is_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = make(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
 
 
 DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {

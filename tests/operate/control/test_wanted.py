@@ -178,6 +178,25 @@ def test_a_gang_of_several_nodes_that_recovers_has_a_port_to_meet_at_and_a_token
     assert repr(TERMS.gang_key) not in repr(TERMS)
 
 
+def test_nodes_of_an_attempt_choose_its_user_by_one_seed_that_the_homes_key_alone_gives() -> None:
+    now = world()
+    job, attempt = now.jobs[JOB], now.attempts[FIRST]
+    one, two = (launch(now, job, attempt, node, TERMS) for node in (A, B))
+    assert one.user_seed == two.user_seed and len(one.user_seed) == 64 and one.user_seed not in repr(one)
+    other = replace(attempt, id=AttemptId("tiny-1.2"))
+    assert launch(now, job, other, A, TERMS).user_seed != one.user_seed, "the one before may be in use on some node"
+    alone = [replace(one, placement=Placement(PLACE.slices[:1])) for one in (attempt, other)]
+    first, again = (launch(now, job, one, A, TERMS).user_seed for one in alone)
+    assert first == again != one.user_seed
+    assert launch(now, job, alone[0], A, replace(TERMS, gang_key=b"l" * 32)).user_seed != first
+
+
+def test_nodes_hear_of_the_policys_store_whatever_the_job_saves_to() -> None:
+    now = world()
+    ruled = replace(now, policy=replace(now.policy, checkpoint_store="/shared/ckpt"))
+    assert launch(ruled, ruled.jobs[JOB], ruled.attempts[FIRST], A, TERMS).store == "/shared/ckpt"
+
+
 def test_ports_of_both_kinds_are_kept_from_others() -> None:
     draft = Draft(World())
     for body in (NodeUp(shape("a"), "x"), NodeUp(shape("b"), "x"), JobSubmitted(JOB, RECOVERS, "", "c", "ada")):

@@ -4,9 +4,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from phalanx.core.errors import StoreUnavailable
 from phalanx.job.checkpoint.folder import Refused, Unreadable
-from phalanx.storage.atomic import fsync_folder, make_folders, refused, write_atomic
+from phalanx.storage.atomic import fsync_folder, make_folders, refused
 
 _WRITE_BYTES: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -132,7 +132,10 @@ class DiskFolder:
             os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
-        write_atomic(self.path / name, data)
+        with self._beside(name) as (descriptor, beside):
+            _write_all(descriptor, memoryview(data), 0)
+            os.fsync(descriptor)
+            os.replace(beside, self.path / name)  # noqa: PTH105 (a plain string)
 
     def write_views(self, name: str, views: Sequence[memoryview]) -> list[str]:
         with self._beside(name) as (descriptor, beside):
@@ -171,12 +174,13 @@ class DiskFolder:
 
     @contextlib.contextmanager
     def _beside(self, name: str) -> Iterator[tuple[int, str]]:
-        """A new file, open; gone afterwards where it has not taken a name, and the folder's names durable. Raises as `write`."""
+        """A new file, open, with the mode that the umask leaves: who may read checkpoints is not ours to widen. It is gone
+        afterwards where it has not taken a name, and the folder's names durable. Raises as `write`."""
         try:
             make_folders(self.path)
-            descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=self.path)
+            beside = f"{self.path}/.{name[:100]}.{secrets.token_hex(8)}.tmp"
+            descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
-                os.fchmod(descriptor, 0o644)
                 yield descriptor, beside
             finally:
                 os.close(descriptor)

@@ -123,7 +123,7 @@ class Agent:
         jitter = Random()  # noqa: S311
         self._connection = Connection(url, token, self._hello, self._heard, self._shipping.next_chunk, jitter, self._sending)
         self._artifacts = Artifacts(self._upload, self._connection.send, self._ran)
-        reached = Reached(self._runs.get, agent_socket(self._sockets), lambda attempt: shim_socket(self._sockets, attempt))
+        reached = Reached(self._runs.get, lambda attempt: shim_socket(self._sockets, attempt))
         self._ways = Ways(url, token, reached)
         sockets = self._sockets
         self._watching = Watching(

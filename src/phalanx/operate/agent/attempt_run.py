@@ -36,6 +36,7 @@ from phalanx.operate.agent.shim_forks import Shim, ShimForks
 from phalanx.operate.agent.sockets import door_folder, door_socket, remove_shim_sockets
 from phalanx.operate.agent.surroundings import surroundings, tidy
 from phalanx.operate.agent.sweeping import SWEEP_S_MAX, sweep
+from phalanx.operate.agent.terminal import listening
 from phalanx.operate.agent.together import cancelled, to_its_end
 from phalanx.storage.credentials import parted
 
@@ -142,6 +143,13 @@ class AttemptRun:
         """Tells the gang's coordinator, if this node has it, that all nodes of the gang run. It comes again while it awaits one."""
         if self._control is not None:
             self._control.write(json.dumps({"gang_started": True}).encode() + b"\n")
+
+    def listens_at(self, port: int) -> str | None:
+        """At which address of loopback the attempt's own processes listen on it; None where they do not. Does file I/O."""
+        process = self.folder.shim_process()
+        if process is None:
+            return None
+        return listening.address(port, process.pid, marks(self.folder.accepted.launch, str(self._rank_socket)), self._uid)
 
     def begin_beside(self, name: str) -> None:
         """Has the shim start what `execs/NAME.json` in the attempt's folder says. Raises Conflict while it does not hear us."""

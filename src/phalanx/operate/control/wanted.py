@@ -50,7 +50,7 @@ MEMORY_VARIABLE: Final = "PHALANX_GPU_MEMORY_BYTES"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What every command of one control plane carries: its epoch, where jobs keep their files, how long a stop may take. gang_key:
-    of which each attempt's token is made that shims of its nodes show each other."""
+    of which each attempt's token is made that shims of its nodes show each other, and what users of jobs are chosen by."""
 
     epoch: int
     jobs_folder: Path
@@ -157,6 +157,8 @@ def launch(world: World, job: JobRecord, attempt: AttemptRecord, node: NodeId, t
         chaos=spec.chaos,
         memory_bytes=spec.resources.memory_bytes,
         session=spec.session,
+        store=world.policy.checkpoint_store,
+        user_seed=_user_seed(attempt.id if len(slices) > 1 else job.id, terms),
     )
 
 
@@ -208,6 +210,11 @@ def _free_port(world: World, placement: Placement, avoided: Set[int]) -> int | N
     first, end = world.nodes[placement.slices[0].node].shape.ports
     size = end - first
     return next((port for step in range(size) if (port := first + (world.seq + step) % size) not in avoided), None)
+
+
+def _user_seed(name: str, terms: Terms) -> str:
+    """Of a job, which tends to have the same user again; of an attempt of several nodes, which may meet one that is in use."""
+    return hmac.new(terms.gang_key, f"user of {name}".encode(), "sha256").hexdigest()
 
 
 def _recovery(job: JobRecord, attempt: AttemptRecord, terms: Terms) -> GangRecovery | None:

@@ -165,6 +165,64 @@ def test_checkpoints_where_they_would_be_lost_are_refused(apart: Cell) -> None:
 
 
 @pytest.fixture
+def store() -> Iterator[Path]:
+    """A folder of several teams' checkpoints, as the documentation has it made."""
+    folder = Path(tempfile.mkdtemp(dir="/srv"))
+    folder.chmod(0o1733)
+    yield folder
+    shutil.rmtree(folder)
+
+
+SAVES = """
+import os
+from pathlib import Path
+from phalanx.job.checkpoint.disk_folder import DiskFolder
+os.umask(0o022)
+place = DiskFolder(Path(os.environ["PHALANX_CHECKPOINTS"]) / "step-1")
+print(place.names(), flush=True)
+place.write("manifest", b"secret of b")
+place.write_views("shard", [memoryview(b"secret of b")])
+"""
+LOOKS = """
+import os, sys
+from pathlib import Path
+for look in (lambda: Path(STORE, "b-1-77", "step-1", "shard").read_text(), lambda: sorted(os.listdir(STORE))):
+    try:
+        print(look(), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+def test_checkpoints_in_a_store_of_several_teams_are_one_jobs_alone(apart: Cell, store: Path) -> None:
+    """By the view, which has nothing else of the store, and by their modes, for whoever's view the node does not know to close."""
+
+    def ran(attempt: str, program: str, **changes: Any) -> str:
+        name = attempt.partition(".")[0]
+        apart.far.start(apart.launch(program, attempt, ranks=1, folder=str(apart.home / "jobs" / name), **changes))
+        assert [exited.code for exited in apart.far.phase(attempt, "ended").exits] == [0], apart.far.text("log", attempt, 0)
+        return apart.far.text("log", attempt, 0)
+
+    own = {"checkpoints": str(store / "b-1-77")}
+    assert ran("b-1.1", SAVES, **own) == "[]\n"
+    assert (store / "b-1-77").stat().st_mode & 0o777 == 0o700
+    looks = LOOKS.replace("STORE", repr(str(store)))
+    assert ran("a-1.1", looks, checkpoints=str(store / "a-1-66")) == "No such file or directory\n['a-1-66']\n"
+    assert ran("c-1.1", looks, store=str(store)) == "No such file or directory\n[]\n"
+    assert ran("d-1.1", looks) == "Permission denied\nPermission denied\n"
+    os.chown(store / "b-1-77", 200_001, 200_001)
+    assert ran("b-1.2", SAVES, **own) == "['manifest', 'shard']\n", "the next attempt's user has them"
+
+
+def test_a_folder_that_somebody_laid_where_a_first_attempt_would_save_is_refused(apart: Cell, store: Path) -> None:
+    (store / "demo-1-77").mkdir()
+    (store / "demo-1-77").chmod(0o777)
+    os.chown(store / "demo-1-77", 200_001, 200_001)
+    apart.far.start(apart.launch("", ranks=1, checkpoints=str(store / "demo-1-77")))
+    assert "not of this job's making" in apart.far.phase("demo-1.1", "ended").refused
+
+
+@pytest.fixture
 def elsewhere() -> Iterator[Path]:
     """A folder that any user may pass to, unlike those of these tests."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))

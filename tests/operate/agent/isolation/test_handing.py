@@ -42,6 +42,17 @@ def test_what_is_anybody_elses_stays_so(tree: Path) -> None:
     assert owner(tree / "work" / "fresh") == 0
 
 
+def test_the_users_folders_are_closed_to_all_others_where_that_is_asked_for(tree: Path) -> None:
+    (tree / "work").chmod(0o2777)
+    os.chown(tree / "work", 300_007, 300_007)
+    hand_over(tree, NEW, POOL, own=False, close=True)
+    assert (tree / "work").stat().st_mode & 0o7777 == 0o700
+    assert tree.stat().st_mode & 0o077 != 0, "root's own is root's to close"
+    (tree / "work").chmod(0o755)
+    hand_over(tree, NEW, POOL, own=False)
+    assert (tree / "work").stat().st_mode & 0o777 == 0o755
+
+
 def test_links_are_given_and_never_followed(tree: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

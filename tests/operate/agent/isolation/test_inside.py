@@ -3,9 +3,12 @@
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,43 @@ def test_a_view_that_cannot_be_made_starts_nothing(tmp_path: Path, broken: dict[
     ended = subprocess.run(ordered(folder, **broken), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0 and "cannot be kept apart" in ended.stderr and "No such file" in ended.stderr
     assert not (folder / "shim-pid.json").exists() and (folder / "rank-0.log").read_text() == ""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in which any user may make another, as a store is."""
+    folder = Path(tempfile.mkdtemp(dir="/srv"))
+    folder.chmod(0o1733)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_folder_for_checkpoints_is_made_by_the_rights_of_its_user_for_it_alone(tmp_path: Path, shared: Path) -> None:
+    folder, kept = tmp_path / "demo-1.1", shared / "demo-1-77"
+    child = subprocess.Popen(ordered(folder, places=[_kept(kept)]), stdin=subprocess.DEVNULL)
+    until((folder / "ranks.json").exists)
+    assert (kept.stat().st_uid, kept.stat().st_mode & 0o777) == (UID, 0o700)
+    os.kill(json.loads((folder / "ranks.json").read_bytes())[0]["pid"], signal.SIGKILL)
+    assert child.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("planted", ["a link", "another's", "no right"])
+def test_what_is_not_the_users_folder_is_not_bound(tmp_path: Path, shared: Path, planted: str) -> None:
+    kept, said = shared / "demo-1-77", {"a link": "Not a directory", "another's": "another user's", "no right": "Permission denied"}
+    if planted == "a link":
+        kept.symlink_to("/etc")
+    elif planted == "another's":
+        kept.mkdir()
+        kept.chmod(0o777)
+    else:
+        shared.chmod(0o755)
+    command = ordered(tmp_path / "demo-1.1", places=[_kept(kept)])
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert said[planted] in ended.stderr and not (tmp_path / "demo-1.1" / "shim-pid.json").exists()
+
+
+def _kept(place: Path) -> dict[str, str]:
+    return {"at": str(place), "kind": "kept", "source": str(place)}
 
 
 def test_a_group_that_cannot_be_joined_starts_no_rank(tmp_path: Path) -> None:

@@ -42,10 +42,21 @@ def test_whatever_comes_and_goes_none_is_shared(moves: list[tuple[bool, int]]) -
 
 
 def test_a_job_tends_to_have_the_same_again(tmp_path: Path) -> None:
-    users = pool(tmp_path, 65_536)
-    first = users.take(ONE, alike=False)
+    users, again = pool(tmp_path, 65_536), AttemptId("demo-1.2")
+    first = users.take(ONE, alike=False, seed="of demo-1")
     users.release(ONE)
-    assert users.take(AttemptId("demo-1.2"), alike=False) == first
+    assert users.take(again, alike=False, seed="of demo-1") == first
+    users.release(again)
+    assert users.take(again, alike=False, seed="of another home", owner=first) == first, "whose its folder is"
+    assert users.take(TWO, alike=False, owner=first) != first, "but not while somebody has it"
+    assert users.take(AttemptId("demo-3.1"), alike=False, owner=0) in users.all, "nor one that is not of the pool"
+
+
+def test_a_jobs_name_does_not_say_its_user(tmp_path: Path) -> None:
+    """Its owner chooses the name, and would choose with it whose files that lie about are its own."""
+    for alike, seeds in ((False, ("", "")), (False, ("one", "two")), (True, ("one", "two"))):
+        here, there = pool(tmp_path / f"{alike}{seeds}a", 65_536), pool(tmp_path / f"{alike}{seeds}b", 65_536)
+        assert here.take(ONE, alike, seeds[0]) != there.take(ONE, alike, seeds[1])
 
 
 def test_one_with_a_living_process_is_not_taken(tmp_path: Path) -> None:
@@ -63,12 +74,13 @@ def test_a_pool_that_is_used_up_says_so(tmp_path: Path) -> None:
 def test_nodes_of_one_attempt_come_to_the_same_or_to_none(tmp_path: Path) -> None:
     here, there = pool(tmp_path / "a", 65_536), pool(tmp_path / "b", 65_536)
     there.take(TWO, alike=False)
-    uid = here.take(ONE, alike=True)
-    assert there.take(ONE, alike=True) == uid
+    uid = here.take(ONE, alike=True, seed="of demo-1.1")
+    assert there.take(ONE, alike=True, seed="of demo-1.1", owner=300_003) == uid
     there.release(ONE)
     taken = pool(tmp_path / "b", 65_536, {uid: [1]})
     with pytest.raises(SetupError, match="all nodes of the attempt"):
-        taken.take(ONE, alike=True)
+        taken.take(ONE, alike=True, seed="of demo-1.1")
+    assert pool(tmp_path / "c").take(ONE, alike=True) == pool(tmp_path / "d").take(ONE, alike=True), "of an older control plane"
 
 
 def test_what_a_crash_left_is_free_again_once_nobody_holds_it(tmp_path: Path) -> None:

@@ -16,6 +16,11 @@ def test_the_home_is_empty_but_for_what_is_the_attempts_own() -> None:
     assert seen() == [("/srv/phx", "empty"), (JOB, "own"), (ATTEMPT, "own")]
 
 
+def test_of_a_store_only_the_jobs_own_folder_is_seen() -> None:
+    kept = seen(hidden=("/srv/phx", "/shared"), kept="/shared/a-1-77", data=("/shared/a-1-77", "/shared/b-1-66"))
+    assert kept[:3] == [("/shared", "empty"), ("/shared/a-1-77", "kept"), ("/shared/b-1-66", "theirs")]
+
+
 def test_outer_places_come_first_whatever_their_names() -> None:
     order = [at for at, _ in seen(own={"/tmp": f"{ATTEMPT}/tmp", JOB: JOB}, read=("/tmp/venv", "/srv/phx/env/venv"))]
     assert all(order.index(str(parent)) < order.index(at) for at in order for parent in Path(at).parents if str(parent) in order)

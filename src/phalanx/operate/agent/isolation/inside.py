@@ -5,6 +5,7 @@ Standard library only, single-threaded: the shim imports this, and runs parts of
 
 import contextlib
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -96,11 +97,24 @@ class Inside:
     def _opened(self, place: Mapping[str, str]) -> int | None:
         if not place["source"]:
             return None
+        if place["kind"] == "kept":
+            return self._kept(place["source"])
         if place["kind"] != "theirs":
             return os.open(place["source"], os.O_PATH | os.O_CLOEXEC)
         with contextlib.suppress(OSError), _files_as(self.uid):  # what it may not reach itself must not be brought to it
             return os.open(place["source"], os.O_PATH | os.O_CLOEXEC)
         return None
+
+    def _kept(self, path: str) -> int:
+        """Its user's folder at a place that the job named. What it may not do there by itself is not done for it, and a link leads
+        nowhere. Raises OSError."""
+        with _files_as(self.uid):
+            with contextlib.suppress(FileExistsError):
+                Path(path).mkdir(mode=0o700)
+            opened = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(opened).st_uid != self.uid:
+            raise PermissionError(errno.EPERM, "is there already, and another user's", path)
+        return opened
 
 
 @contextlib.contextmanager
@@ -127,9 +141,9 @@ def _make(place: Mapping[str, str], source: int | None) -> None:
         case "memory":
             Path(at).mkdir(parents=True, exist_ok=True)
             kernel.mount("ramfs", at, "ramfs", _MADE | kernel.MS_NOEXEC, "mode=0755")  # which is never swapped
-        case "own" | "read_only" | "theirs" if source is not None:
+        case "own" | "read_only" | "theirs" | "kept" if source is not None:
             _make_point(at, stat.S_ISDIR(os.fstat(source).st_mode))
-            kernel.bind(f"/proc/self/fd/{source}", at, place["kind"] != "own")
+            kernel.bind(f"/proc/self/fd/{source}", at, place["kind"] not in ("own", "kept"))
 
 
 def _make_point(at: str, is_folder: bool) -> None:

@@ -11,12 +11,13 @@ import structlog
 
 from phalanx.core import isolation as names
 from phalanx.core.devices import NodeShape
-from phalanx.core.errors import SetupError, SpecError
+from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import Launch
 from phalanx.core.training_data import data_of
 from phalanx.operate.agent.attempts import AttemptFolder
 from phalanx.operate.agent.images import gpus_of
+from phalanx.operate.agent.isolation import stores
 from phalanx.operate.agent.isolation.cgroups import Bounds, ended
 from phalanx.operate.agent.isolation.gpu_nodes import device_nodes
 from phalanx.operate.agent.isolation.handing import hand_over
@@ -54,8 +55,9 @@ class Keeping:
     def enter(self, folder: AttemptFolder, door: Path) -> None:
         """Takes the attempt's user and makes what is its own, before anything of it runs. Raises SetupError, SpecError, OSError."""
         launch = folder.accepted.launch
-        _refuse_lost(launch)
-        uid = self.uids.take(folder.attempt, alike=launch.num_nodes > 1)
+        stores.refuse_lost(launch)
+        owner = Path(launch.folder).lstat().st_uid
+        uid = self.uids.take(folder.attempt, launch.num_nodes > 1, launch.user_seed, owner)
         door.mkdir(mode=0o711, exist_ok=True)
         door.chmod(0o711)
         folder.path.chmod(0o711)  # passed by whoever knows a name in it, which in the attempt's own view is its user alone
@@ -68,13 +70,11 @@ class Keeping:
 
     def hand_over(self, folder: AttemptFolder) -> None:
         """All that lies there already, of the job and of the attempt: from the agent, which laid out the work folder, and from the
-        users of earlier attempts. Raises SetupError, OSError."""
+        users of earlier attempts. Raises SetupError, SpecError, OSError."""
         launch, uid = folder.accepted.launch, self._uid(folder)
         job = Path(launch.folder)
         hand_over(job, uid, self.uids.all)
-        elsewhere = _checkpoints_elsewhere(launch)
-        if elsewhere is not None and elsewhere.is_dir() and not elsewhere.is_symlink():
-            hand_over(elsewhere, uid, self.uids.all, own=False)
+        stores.take(launch, uid, self.uids.all)
         folder.requests.chmod(0o755)  # which they read, and the agent writes
         for rank in folder.ranks:
             for stream in ("log", "records"):
@@ -121,30 +121,15 @@ class Keeping:
         job, attempt = os.path.realpath(launch.folder), os.path.realpath(folder.path)
         own = {path: path for path in (job, attempt, os.path.realpath(door))}
         own |= {place: f"{attempt}/{name}" for place, name in _TEMPORARY.items()}
-        hidden = real([str(self._home), str(Path(job).parent)])
+        hidden = real([str(self._home), str(Path(job).parent), *stores.hidden(launch)])
         memory = f"{attempt}/{SECRETS}" if launch.secret_files else ""
-        return Wanted(hidden, own, _programs(launch, os.environ), real(data.folders) if data else (), memory)
+        return Wanted(hidden, own, _programs(launch, os.environ), real(data.folders) if data else (), memory, stores.kept(launch))
 
 
 def _programs(launch: Launch, environ: Mapping[str, str]) -> tuple[str, ...]:
     """What the platform's own Python is made of. That which a job names is seen only where any user may see it."""
     ours = Path(__file__).parents[4]
     return real([sys.prefix, sys.base_prefix, str(ours), *environ.get("PYTHONPATH", "").split(os.pathsep)])
-
-
-def _checkpoints_elsewhere(launch: Launch) -> Path | None:
-    """The job's folder for checkpoints, where it is one and not in the job's own."""
-    if not launch.checkpoints.startswith("/") or launch.checkpoints.startswith(f"{launch.folder}/"):
-        return None
-    return Path(launch.checkpoints)
-
-
-def _refuse_lost(launch: Launch) -> None:
-    """Raises SpecError for checkpoints that would go with the attempt."""
-    elsewhere = _checkpoints_elsewhere(launch)
-    if elsewhere is not None and any(Path(place) in elsewhere.parents for place in _TEMPORARY):
-        fix = f"lies in {' or '.join(_TEMPORARY)}, of which each attempt has its own; name a folder that lasts"
-        raise SpecError("checkpoint.store", launch.checkpoints, fix)
 
 
 def _given(file: Path, uid: int) -> None:

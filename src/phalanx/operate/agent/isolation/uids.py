@@ -7,6 +7,7 @@ again when the file is gone, which is removed only once no process of that user 
 import contextlib
 import hashlib
 import os
+import secrets
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from phalanx.core.errors import SetupError
-from phalanx.core.ids import AttemptId, split_attempt
+from phalanx.core.ids import AttemptId
 from phalanx.operate.agent.durable import fsync_folder
 
 FIRST: Final = 200_000
@@ -61,9 +62,13 @@ class Uids:
         """The user of that attempt, if it has one."""
         return next((uid for uid, owner in self._taken() if owner == attempt), None)
 
-    def take(self, attempt: AttemptId, alike: bool) -> int:
+    def take(self, attempt: AttemptId, alike: bool, seed: str = "", owner: int | None = None) -> int:
         """The attempt's user, now its own. alike: the attempt has other nodes, whose pools must come to the same one, so it is that
-        which its name says or none. Else a job tends to have the same user again, so that its files need not change hands.
+        which the seed says or none. Else a job tends to have the same user again, so that its files need not change hands: the
+        `owner` of its folder, then what the seed says.
+
+        seed: of the control plane, and known to no job: whoever chose its own user could choose one that had left files behind.
+        Without one, of a control plane that is older, nodes come to the same user by the attempt's name.
 
         Raises SetupError where none is free, OSError.
         """
@@ -72,7 +77,7 @@ class Uids:
             if known is not None:
                 return known
             taken, alive = {uid for uid, _ in self._taken()}, self._alive()
-            for uid in self._preferred(attempt, alike):
+            for uid in self._preferred(attempt, alike, seed, owner):
                 if uid not in taken and uid not in alive:
                     self._write(uid, attempt)
                     return uid
@@ -104,9 +109,12 @@ class Uids:
             return []
         return [(int(file.name), file.read_text(encoding="ascii")) for file in self._folder.iterdir() if file.name.isdigit()]
 
-    def _preferred(self, attempt: AttemptId, alike: bool) -> Iterator[int]:
-        name = attempt if alike else split_attempt(attempt)[0]
-        begin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    def _preferred(self, attempt: AttemptId, alike: bool, seed: str, owner: int | None) -> Iterator[int]:
+        if not alike and owner is not None and owner in self.all:
+            yield owner
+        if not alike and not seed:
+            seed = secrets.token_hex(8)
+        begin = int.from_bytes(hashlib.sha256((seed or attempt).encode()).digest()[:8], "big")
         for step in range(1 if alike else self._count):
             yield self._first + (begin + step) % self._count
 

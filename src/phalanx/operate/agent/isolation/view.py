@@ -17,23 +17,26 @@ _OF_KERNEL: Final = ("/dev", "/proc", "/sys")
 @dataclass(frozen=True, slots=True)
 class Place:
     """empty: a fresh folder, closed once all is in it. own: of the attempt. read_only: of the platform. theirs: named by the job,
-    read with the rights of its user, and not there where it has none. memory: a small folder in memory, for secrets."""
+    read with the rights of its user, and not there where it has none. kept: a folder of checkpoints outside of the home, made with
+    the rights of its user where it is missing. memory: a small folder in memory, for secrets."""
 
     at: str
-    kind: Literal["empty", "own", "read_only", "theirs", "memory"]
+    kind: Literal["empty", "own", "read_only", "theirs", "kept", "memory"]
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """hidden: folders of the platform. own: folders of the attempt, by where they are seen. read: what its programs are made of.
-    data: of the job's spec. memory: where the job's secrets lie, '' where none do."""
+    """hidden: folders of the platform, and of several jobs. own: folders of the attempt, by where they are seen. read: what its
+    programs are made of. data: of the job's spec. memory: where the job's secrets lie, kept: its checkpoints outside of the home;
+    '' where none do."""
 
     hidden: tuple[str, ...]
     own: Mapping[str, str]
     read: tuple[str, ...]
     data: tuple[str, ...] = ()
     memory: str = ""
+    kept: str = ""
 
 
 def view(wanted: Wanted, closed: Callable[[str], bool]) -> list[dict[str, Any]]:
@@ -46,6 +49,7 @@ def view(wanted: Wanted, closed: Callable[[str], bool]) -> list[dict[str, Any]]:
     places += [Place(path, "empty") for path in empties]
     places += [Place(path, "read_only", path) for path in wanted.read if _is_below(path, covered)]
     places += [Place(at, "own", source) for at, source in wanted.own.items()]
+    places += [Place(wanted.kept, "kept", wanted.kept)] if wanted.kept else []
     places += [Place(wanted.memory, "memory")] if wanted.memory else []
     unique = {place.at: place for place in places}  # a later one wins: what a job names changes nothing of the platform's
     return [asdict(place) for _, place in sorted(unique.items(), key=lambda item: PurePosixPath(item[0]).parts)]

@@ -1,10 +1,12 @@
 """At which address of this machine's loopback a job's own processes listen: a way to anything else there would lead out of it."""
 
 import ipaddress
+import os
 import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,22 +16,36 @@ _PPID: Final = 4 - 3
 """Field of proc(5), counted from the third on."""
 
 
-def address(port: int, shim: int, marks: Sequence[str], proc: Path = Path("/proc")) -> str | None:
-    """Where a descendant of the process `shim`, or one that carries all `marks` (containers have other parents), listens on `port`;
-    None when none does."""
-    found = dict(_listeners(port, proc))
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """address: of loopback, by which it is reached. uid: of who made the socket, by the kernel's word."""
+
+    inode: str
+    address: str
+    uid: int
+
+
+def address(port: int, shim: int, marks: Sequence[str], uid: int | None = None, proc: Path = Path("/proc")) -> str | None:
+    """Where a process of the attempt listens on `port`; None when none does: a descendant of the process `shim`. uid: the attempt's
+    own user, where it has one, whose each such socket is. Where it has none, and no descendant listens, also a process of ours that
+    carries all `marks`, as containers have other parents: whoever may run as ours may do as that one does anyway."""
+    found = {one.inode: one for one in _listeners(port, proc) if uid is None or one.uid == uid}
     if not found:
         return None
-    wanted = [mark.encode() for mark in marks]
-    for pid in (int(one.name) for one in proc.iterdir() if one.name.isdecimal()):
-        held = found.keys() & _sockets(pid, proc)
-        if held and (_descends(pid, shim, proc) or _carries(pid, wanted, proc)):
-            return found[min(held)]
-    return None
+    holders = [(pid, held) for pid in _pids(proc) if (held := found.keys() & _sockets(pid, proc))]
+    own = [held for pid, held in holders if _descends(pid, shim, proc)]
+    if not own and uid is None:
+        wanted = [mark.encode() for mark in marks]
+        ours = ((pid, {inode for inode in held if found[inode].uid == os.geteuid()}) for pid, held in holders)
+        own = [held for pid, held in ours if held and _users(pid, proc) == {os.geteuid()} and _carries(pid, wanted, proc)]
+    return found[min(own[0])].address if own else None
 
 
-def _listeners(port: int, proc: Path) -> Iterator[tuple[str, str]]:
-    """(inode, loopback address by which it is reached)."""
+def _pids(proc: Path) -> list[int]:
+    return [int(one.name) for one in proc.iterdir() if one.name.isdecimal()]
+
+
+def _listeners(port: int, proc: Path) -> Iterator[_Listener]:
     for name, any_address, loopback in (("tcp", "0.0.0.0", "127.0.0.1"), ("tcp6", "::", "::1")):  # noqa: S104 - compared with
         try:
             lines = (proc / "net" / name).read_text().splitlines()[1:]
@@ -41,9 +57,9 @@ def _listeners(port: int, proc: Path) -> Iterator[tuple[str, str]]:
                 continue
             where = _address(host)
             if where == any_address:
-                yield fields[9], loopback
+                yield _Listener(fields[9], loopback, int(fields[7]))
             elif ipaddress.ip_address(where).is_loopback:
-                yield fields[9], where
+                yield _Listener(fields[9], where, int(fields[7]))
 
 
 def _address(text: str) -> str:
@@ -80,3 +96,12 @@ def _carries(pid: int, marks: Sequence[bytes], proc: Path) -> bool:
         return set(marks) <= set((proc / str(pid) / "environ").read_bytes().split(b"\0"))
     except OSError:
         return False
+
+
+def _users(pid: int, proc: Path) -> set[int]:
+    """Real, effective, saved and of files: a program that one user started as another is not the other's alone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+        return {int(word) for line in lines if line.startswith("Uid:") for word in line.split()[1:]}
+    except OSError:
+        return set()

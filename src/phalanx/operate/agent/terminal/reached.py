@@ -15,9 +15,8 @@ from phalanx.core.errors import Conflict, NotFound, SpecError
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import OpenChannel
 from phalanx.operate.agent.attempt_run import AttemptRun
-from phalanx.operate.agent.launch_env import marks
 from phalanx.operate.agent.sockets import terminal_socket
-from phalanx.operate.agent.terminal import beside, holder, listening, notebook
+from phalanx.operate.agent.terminal import beside, holder, notebook
 from phalanx.operate.agent.terminal.ways import Ends, Streams
 
 BESIDE_S_MAX: Final = 20.0
@@ -27,12 +26,10 @@ _NOT_THEIRS: Final = ("PHALANX_RECORDS", gang_wire.ADDRESS, gang_wire.TOKEN, gan
 
 
 class Reached(Ends):
-    """Of the attempts that `run_of` knows. `agent_socket`, `shim_socket`: as in `attempt_run.Node`."""
+    """Of the attempts that `run_of` knows. `shim_socket`: as in `attempt_run.Node`."""
 
-    def __init__(
-        self, run_of: Callable[[AttemptId], AttemptRun | None], agent_socket: Path, shim_socket: Callable[[AttemptId], Path]
-    ) -> None:
-        self._run_of, self._agent_socket, self._shim_socket = run_of, agent_socket, shim_socket
+    def __init__(self, run_of: Callable[[AttemptId], AttemptRun | None], shim_socket: Callable[[AttemptId], Path]) -> None:
+        self._run_of, self._shim_socket = run_of, shim_socket
 
     def _run(self, command: OpenChannel) -> AttemptRun:
         run = self._run_of(command.attempt)
@@ -98,9 +95,7 @@ class Reached(Ends):
 
     async def port(self, command: OpenChannel) -> Streams:
         run, port = self._run(command), command.asked.port
-        process = await asyncio.to_thread(run.folder.shim_process)
-        own = marks(run.folder.accepted.launch, str(self._agent_socket))
-        where = await asyncio.to_thread(listening.address, port, process.pid, own) if process else None
+        where = await asyncio.to_thread(run.listens_at, port)
         if where is None:
             fix = "no process of the job listens there, on loopback or every address; start what should, or name its port"
             raise Conflict("port", port, fix)
@@ -115,9 +110,7 @@ class Reached(Ends):
         if launch.session != "notebook":
             raise Conflict("job", command.attempt, "is no notebook; submit one with `phalanx notebook`")
         found = await asyncio.to_thread(notebook.place, run.folder.path, launch.master_port)
-        process = await asyncio.to_thread(run.folder.shim_process)
-        own = marks(launch, str(self._agent_socket))
-        if found is None or process is None or await asyncio.to_thread(listening.address, found.port, process.pid, own) is None:
+        if found is None or await asyncio.to_thread(run.listens_at, found.port) is None:
             raise Conflict("job", command.attempt, "its notebook server does not listen yet; ask again, or look at `phalanx logs`")
         return found
 

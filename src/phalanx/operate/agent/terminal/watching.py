@@ -19,6 +19,7 @@ from phalanx.operate.agent.attempt_run import AttemptRun
 from phalanx.operate.agent.sockets import terminal_socket
 from phalanx.operate.agent.terminal import frames, jupyter, notebook, use
 from phalanx.operate.agent.terminal.ways import Ways
+from phalanx.operate.agent.together import cancelled
 
 LOOK_S: Final = 15.0
 ANSWER_S_MAX: Final = 5.0
@@ -47,18 +48,31 @@ class Watching:
         self._meters: dict[AttemptId, _Meters] = {}
         self._understood = False
         self._saying: set[asyncio.Task[None]] = set()
+        self._looking: dict[AttemptId, asyncio.Task[None]] = {}
 
     def welcome(self, understood: Iterable[str]) -> None:
         """The control plane that is there now; an older one would hang up on what it does not know."""
         self._understood = features.ACTIVITY in understood
 
     async def run(self) -> None:
-        """For ever."""
-        while True:
-            for run in [one for one in self._runs() if one.folder.accepted.launch.session]:
-                if self._understood and run.seen.ranks and not run.seen.ended:
-                    self._send(Activity(run.folder.attempt, await self._signals(run)))
-            await asyncio.sleep(LOOK_S)
+        """For ever. A job that answers slowly is looked at less often, and holds up no other."""
+        try:
+            while True:
+                if self._understood:
+                    for run in [one for one in self._runs() if one.folder.accepted.launch.session]:
+                        self._begin_look(run)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            await cancelled(list(self._looking.values()))
+
+    def _begin_look(self, run: AttemptRun) -> None:
+        attempt = run.folder.attempt
+        if run.seen.ranks and not run.seen.ended and attempt not in self._looking:
+            looking = self._looking[attempt] = asyncio.create_task(self._look(run))
+            looking.add_done_callback(lambda _: self._looking.pop(attempt, None))
+
+    async def _look(self, run: AttemptRun) -> None:
+        self._send(Activity(run.folder.attempt, await self._signals(run)))
 
     def heard(self, word: IdleWord) -> None:
         """Says to who is at the terminal what is new to them; nobody waits for that."""
@@ -132,7 +146,9 @@ async def _kernels(run: AttemptRun) -> Signal:
     place = await asyncio.to_thread(notebook.place, run.folder.path, run.folder.accepted.launch.master_port)
     if place is None:
         return Signal("kernel", None, "the notebook server has not come up")
-    return await asyncio.to_thread(jupyter.kernels, place, time.time())
+    if await asyncio.to_thread(run.listens_at, place.port) != jupyter.HOST:
+        return Signal("kernel", None, "the notebook server does not listen")  # whoever does is not given its token
+    return await jupyter.kernels(place, time.time())
 
 
 async def _files(run: AttemptRun) -> Signal | None:
