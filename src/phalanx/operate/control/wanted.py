@@ -177,8 +177,8 @@ def _env(world: World, job: JobRecord, part: NodeSlice) -> dict[str, str]:
 
 
 def share_bounds(milli: int, num_bytes: int) -> dict[str, str]:
-    """How a rank hears of its share. CUDA MPS keeps it where the node runs its daemon: it refuses memory beyond the limit, and gives
-    the share its part of the processors. A trainer can read the limit by itself."""
+    """How a rank hears of its share. CUDA MPS keeps it where the node runs its daemon: it refuses memory beyond the limit, and
+    gives the share its part of the processors. A trainer can read the limit by itself."""
     bounds = {MEMORY_VARIABLE: str(num_bytes), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{max(1, milli // 10)}"}
     if num_bytes:  # a CPU slot has no memory of its own
         bounds["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, num_bytes // 2**20)}M"

@@ -48,6 +48,7 @@ class Accounts:
         self._now_ms = now_ms
         self._known: Directory | None = None
         self._changes = 0
+        self._strangers: bool | None = None
         self._lock = threading.Lock()
 
     @property
@@ -68,12 +69,21 @@ class Accounts:
                 self._known = found
         return found
 
-    def set_organisation(self, epoch: int, name: str, note: Note) -> None:
-        """Raises SpecError, StoreUnavailable."""
+    def strangers(self) -> bool:
+        """Whether there are teams that were not said to trust each other. Of the control thread, which makes every change of that:
+        asked in each tick, it is looked up after a change alone. Raises StoreUnavailable."""
+        if self._strangers is None:
+            self._strangers = self.directory().strangers
+        return self._strangers
+
+    def set_organisation(self, epoch: int, name: str, note: Note, trusting: bool | None = None) -> None:
+        """trusting: whether its teams trust each other; None leaves that as it is. Raises SpecError, StoreUnavailable."""
         if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
             raise SpecError("name", name, f"write 1 to {NAME_CHARS_MAX} printable characters")
         with self._changing(epoch, note) as connection:
             connection.execute(put(tables.organisations, "id", "name"), {"id": 1, "name": name.strip()})
+            if trusting is not None:
+                _set_trusting(connection, trusting)
 
     def add_user(self, epoch: int, name: str, platform: bool, note: Note) -> None:
         """Raises SpecError, Conflict for a name that is or was another's, StoreUnavailable."""
@@ -99,12 +109,14 @@ class Accounts:
             directory.read(connection).need_user(name)
             connection.execute(update(tables.users).where(tables.users.c.name == name).values(platform=platform))
 
-    def add_team(self, epoch: int, name: str, note: Note) -> None:
-        """Raises SpecError, Conflict for a name that a team has or had, StoreUnavailable."""
+    def add_team(self, epoch: int, name: str, note: Note, trusting: bool = False) -> None:
+        """trusting: it and all others trust each other from now on; without it none of them does.
+        Raises SpecError, Conflict for a name that a team has or had, StoreUnavailable."""
         _check_name("team", name)
         with self._changing(epoch, note) as connection:
             _refuse_taken(connection, tables.teams, "team", name)
             connection.execute(insert(tables.teams).values(name=name, created_ms=self._now_ms(), removed_ms=None))
+            _set_trusting(connection, trusting)
 
     def remove_team(self, epoch: int, name: str, note: Note) -> None:
         """With the roles in it and the tokens for it. Its jobs stay, seen by platform admins. Raises NotFound, StoreUnavailable."""
@@ -206,12 +218,17 @@ class Accounts:
                 yield connection
                 audit.write(connection, note)
         finally:
+            self._strangers = None
             self._stale()
 
     def _stale(self) -> None:
         with self._lock:
             self._changes += 1
             self._known = None
+
+
+def _set_trusting(connection: Connection, trusting: bool) -> None:
+    connection.execute(put(tables.meta, "key", "value"), {"key": directory.TRUSTING, "value": int(trusting)})
 
 
 def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, teams: Set[str]) -> None:
