@@ -12,10 +12,10 @@ from typing import Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from phalanx.core.errors import Conflict, NotFound, SpecError, Unauthorized
+from phalanx.core.errors import Conflict, Forbidden, NotFound, SpecError, Unauthorized
 from phalanx.core.ids import NAME
 from phalanx.core.oidc import OidcConfig
-from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, MadeTokenView, Person, Role, TokenRequest, TokenView, most
+from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, SCOPES, MadeTokenView, Person, Role, TokenRequest, TokenView, most
 from phalanx.operate.control import auth, tables
 from phalanx.operate.control.people import audit, directory
 from phalanx.operate.control.people.directory import Directory
@@ -170,12 +170,15 @@ class Accounts:
         return MadeTokenView(token=token, view=view)
 
     def revoke_token(self, epoch: int, token: str, whose: Person, note: Note) -> None:
-        """It opens nothing any more. Raises NotFound also for another's, where `whose` may not everything; StoreUnavailable."""
+        """It opens nothing any more. Raises NotFound also for another's, where `whose` may not everything; Forbidden for another
+        than the shown one without scope admin, or of other teams than that; StoreUnavailable."""
         held = tables.access_tokens.c
         with self._changing(epoch, note) as connection:
-            owner = connection.execute(select(held.owner).where(held.id == token)).scalar()
-            if owner is None or not (whose.rules or whose.user == owner):
+            found = connection.execute(select(held.owner, held.team).where(held.id == token)).first()
+            if found is None or not (whose.rules or whose.user == found.owner):
                 raise NotFound("token", token, "no such token; `phalanx token ls` shows yours")
+            if token != whose.token:
+                _refuse_others_of_theirs(whose, found.team)
             connection.execute(delete(tables.access_tokens).where(held.id == token))
 
     def user_of(self, epoch: int, who: Identity, config: OidcConfig, note: Note) -> str:
@@ -245,6 +248,14 @@ def _give_roles(connection: Connection, user: str, groups: Set[str], config: Oid
     if config.platform_groups:
         rules = not groups.isdisjoint(config.platform_groups)
         connection.execute(update(tables.users).where(tables.users.c.name == user).values(platform=rules))
+
+
+def _refuse_others_of_theirs(whose: Person, team: str) -> None:
+    """A token does not end what reaches further than itself. Raises Forbidden."""
+    if SCOPES[whose.scope] != "admin":
+        raise Forbidden("scope", whose.scope, "takes a token of scope admin; with another one only that very token is revoked")
+    if whose.team and team != whose.team:
+        raise Forbidden("team", team, f"this token is for team {whose.team}, and so is what it revokes")
 
 
 def _refuse_taken(connection: Connection, table: Table, what: str, name: str) -> None:
