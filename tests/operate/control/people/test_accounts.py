@@ -101,7 +101,7 @@ def test_a_token_expires_to_the_millisecond_and_is_revoked_at_once(accounts: Acc
 def test_a_token_revokes_none_that_reaches_further_than_itself(accounts: Accounts, clock: ManualClock) -> None:
     strong = accounts.make_token(1, ASKED, NOTE).view.id
     for scope in ("read", "submit"):
-        weak = person(accounts, clock, replace(ASKED, scope=scope))  # type: ignore[arg-type]
+        weak = person(accounts, clock, replace(ASKED, scope=scope))
         with pytest.raises(Forbidden, match="scope admin"):
             accounts.revoke_token(1, strong, weak, NOTE)
         accounts.revoke_token(1, weak.token, weak, NOTE)

@@ -190,19 +190,20 @@ class Accounts:
             known = (held.issuer == who.issuer, held.subject == who.subject)
             user = connection.execute(select(held.person).where(*known)).scalar()
             if user is None:
-                user = self._made_user(connection, who)
+                user = self._made_user(connection, who, note)
             elif user not in found.users:
                 raise Unauthorized("id_token", user, "is a user that was removed; ask an admin of this platform")
-            _give_roles(connection, user, who.groups, config, frozenset(found.teams))
+            _give_roles(connection, str(user), who.groups, config, found, note)
         return str(user)
 
-    def _made_user(self, connection: Connection, who: Identity) -> str:
+    def _made_user(self, connection: Connection, who: Identity, note: Note) -> str:
         if who.name == ADMIN:
             raise Conflict("user", ADMIN, "is the built-in user of the home's own token; have the provider call you otherwise")
         _refuse_taken(connection, tables.users, "user", who.name)
         row = {"name": who.name, "platform": False, "created_ms": self._now_ms(), "removed_ms": None}
         connection.execute(insert(tables.users).values(row))
         connection.execute(insert(tables.identities).values(issuer=who.issuer, subject=who.subject, person=who.name))
+        audit.write(connection, replace(note, what="user.add", target=who.name, detail="by its first login"))
         return who.name
 
     def note_used(self, epoch: int, used: Mapping[str, int]) -> None:
@@ -234,20 +235,34 @@ def _set_trusting(connection: Connection, trusting: bool) -> None:
     connection.execute(put(tables.meta, "key", "value"), {"key": directory.TRUSTING, "value": int(trusting)})
 
 
-def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, teams: Set[str]) -> None:
-    """In teams that groups are mapped to, the most that theirs give, or none; in others, what somebody gave them."""
+def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, found: Directory, note: Note) -> None:
+    """In teams that groups are mapped to, the most that theirs give, or none; in others, what somebody gave them. Each change has
+    its row, as if an admin had made it."""
+    note = replace(note, who=user)
     roles: dict[str, Role] = {}
     for group in groups & set(config.teams):
         for team, role in config.teams[group].items():
             roles[team] = most(roles.get(team), role) or role
-    of_groups = sorted(config.mapped & teams)
-    connection.execute(delete(tables.members).where(tables.members.c.person == user, tables.members.c.team.in_(of_groups)))
-    for team in of_groups:
-        if team in roles:
-            connection.execute(insert(tables.members).values(team=team, person=user, role=roles[team]))
-    if config.platform_groups:
-        rules = not groups.isdisjoint(config.platform_groups)
+    had = found.roles.get(user, {})
+    for team in sorted(config.mapped & set(found.teams)):
+        if roles.get(team) != had.get(team):
+            _give_role(connection, user, team, roles.get(team), note)
+    rules = not groups.isdisjoint(config.platform_groups)
+    if config.platform_groups and rules != (user in found.users and found.users[user][0]):
         connection.execute(update(tables.users).where(tables.users.c.name == user).values(platform=rules))
+        audit.write(
+            connection, replace(note, what="user.platform", target=user, detail=f"{'an' if rules else 'no'} admin, by groups")
+        )
+
+
+def _give_role(connection: Connection, user: str, team: str, role: Role | None, note: Note) -> None:
+    """None: takes what they were there."""
+    connection.execute(delete(tables.members).where(tables.members.c.person == user, tables.members.c.team == team))
+    if role is None:
+        audit.write(connection, replace(note, what="team.unmember", target=team, detail=f"{user}, by groups"))
+        return
+    connection.execute(insert(tables.members).values(team=team, person=user, role=role))
+    audit.write(connection, replace(note, what="team.member", target=team, detail=f"{user}: {role}, by groups"))
 
 
 def _refuse_others_of_theirs(whose: Person, team: str) -> None:
