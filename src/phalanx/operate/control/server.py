@@ -262,7 +262,7 @@ def _build(
     home: Path, url: str, command: Command, blobs: BlobStore, life: _Life, store: Store, leadership: Leadership, epoch: int
 ) -> _Parts:
     clock, links = MachineClock(), dict[NodeId, NodeLink]()
-    tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
+    tokens = auth.open_tokens(home, store, epoch, clock.now_ms(), joining.credentials(store))
     accounts = Accounts(store, clock.now_ms)
     settings = Settings(
         home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home), strangers=accounts.strangers
