@@ -36,9 +36,9 @@ def whoami() -> Program[WhoView]:
     return (yield from read(WhoView, "/whoami"))
 
 
-def name_organisation(name: str) -> Program[OrganisationView]:
-    """Whose platform it is. Raises SpecError, Forbidden."""
-    return (yield from _sent(OrganisationView, "PUT", "/organisation", OrganisationView(name=name)))
+def name_organisation(name: str, trusting: bool | None = None) -> Program[OrganisationView]:
+    """Whose platform it is, and whether its teams trust each other; None leaves that as it is. Raises SpecError, Forbidden."""
+    return (yield from _sent(OrganisationView, "PUT", "/organisation", OrganisationView(name=name, trusting=trusting)))
 
 
 def users() -> Program[tuple[UserView, ...]]:

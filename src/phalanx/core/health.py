@@ -13,6 +13,9 @@ NAMED_MAX: Final = 4
 SpikeAction = Literal["skip", "rollback", "stop"]
 _Index = Annotated[int, Field(ge=0, le=2**62)]
 
+QUARANTINE: Final = "quarantine: "
+"""What the reason begins with for which the platform drains a node by itself; the attempt and what was found in it follow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSample:

@@ -29,6 +29,8 @@ COUNTS: Final = "cgroup-pids"
 KILL: Final = "cgroup-kill"
 """What control groups of version 2 can do for this agent: bound memory, weigh CPUs, bound the number of processes, end all."""
 
+TRUSTING: Final = "`phalanx team organisation NAME --trusting`"
+
 NEEDED: Final = (UIDS, MOUNTS, PIDS, CALLS, DEVICES)
 """Without each of these `uid` would promise what it does not keep."""
 
@@ -65,6 +67,14 @@ class Isolation:
 def keeps_apart(isolation: Isolation | None) -> bool:
     """Whether one job there cannot reach into another. None: of an agent that says nothing of it."""
     return isolation is not None and isolation.mode == "uid" and not isolation.why_not()
+
+
+def exposed(isolation: Isolation | None) -> str:
+    """Why a node is given no jobs where teams do not trust each other, and what to change; '' where it keeps jobs apart."""
+    if keeps_apart(isolation):
+        return ""
+    why = f"gets no jobs: teams here do not trust each other, and it {_openness(isolation).partition('; ')[0]}"
+    return f"{why}; start its agent with `--isolation uid`, or say that they do: {TRUSTING}"
 
 
 def trust(nodes: Mapping[str, Isolation | None]) -> str:

@@ -146,9 +146,11 @@ class MemberRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganisationView:
-    """The name of whose platform this is; '' until somebody gave it one. Also the body of PUT /organisation."""
+    """The name of whose platform this is; '' until somebody gave it one. trusting: whether its teams trust each other. Also the
+    body of PUT /organisation, where null leaves that as it is."""
 
     name: str
+    trusting: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

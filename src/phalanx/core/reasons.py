@@ -37,7 +37,8 @@ class NeverFits:
 @dataclass(frozen=True, slots=True)
 class NoRoom:
     """The gang would fit an idle fleet, but not what is free now: too few devices, or not enough of them on one node. `fenced`: on
-    which ranks of attempts that were given up still live. `closed`: of nodes that are away or drained. `milli`: thousandths of one
+    which ranks of attempts that were given up still live. `closed`: of nodes that are away or drained. `exposed`: whether some
+    of these are closed since teams do not trust each other and they do not keep jobs apart. `milli`: thousandths of one
     device, when it asks for a share."""
 
     asked: int
@@ -46,12 +47,14 @@ class NoRoom:
     fenced: int = 0
     closed: int = 0
     milli: int = 0
+    exposed: bool = False
     kind: Literal["no_room"] = field(default="no_room", kw_only=True)
 
     def sentence(self) -> str:
         scattered = " but not in shares that it can use" if self.free >= self.asked else ""
         fenced = f", {self.fenced} not yet let go of by ranks that were given up" if self.fenced else ""
-        closed = f", {self.closed} on nodes that are away or drained" if self.closed else ""
+        are = "away, drained, or do not keep jobs of several teams apart (`phalanx node ls`)" if self.exposed else "away or drained"
+        closed = f", {self.closed} on nodes that are {are}" if self.closed else ""
         asks = f"{self.milli / MILLI:g} of a device" if self.milli else f"{self.asked} at once"
         free = f"asks for {asks}, {self.free} free{scattered}"
         return f"waits for devices: {free}, {self.held} held by running jobs{fenced}{closed}"
@@ -71,13 +74,20 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class NoNodes:
-    """No node is connected, or none has reported since the control plane started; or all that are were drained."""
+    """No node is connected, or none has reported since the control plane started; or all that are were drained. exposed: nodes
+    that are closed since teams do not trust each other and they do not keep jobs apart."""
 
     known: int
     drained: int = 0
+    exposed: int = 0
     kind: Literal["no_nodes"] = field(default="no_nodes", kw_only=True)
 
     def sentence(self) -> str:
+        if self.exposed:
+            fix = "start their agents with --isolation uid, or say that the teams do: `phalanx team organisation NAME --trusting`"
+            does = "does" if self.exposed == 1 else "do"
+            of = f"{self.exposed} of {self.known} known {does} not keep jobs apart"
+            return f"waits for nodes: {of}, and teams here do not trust each other; {fix}"
         if self.drained:
             are = "is" if self.drained == 1 else "are"
             return (

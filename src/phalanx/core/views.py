@@ -200,7 +200,8 @@ class WhyView:
 class NodeView:
     """A node of the fleet. `state` is up or away; `drained` says why nothing new is placed on it, '' when it is; `features` are
     those of its agent; `isolation` is how it keeps jobs apart, None of one that does not say. tag: the ETag of what somebody may
-    have changed of it."""
+    have changed of it. exposed: why it is given no jobs though it is not drained: teams do not trust each other, and it does not
+    keep jobs apart."""
 
     node: NodeId
     state: str
@@ -214,6 +215,7 @@ class NodeView:
     features: tuple[str, ...] = ()
     isolation: Isolation | None = None
     tag: str = ""
+    exposed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

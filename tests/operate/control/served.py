@@ -141,7 +141,7 @@ def served(home: Path, on_bug: Callable[[BaseException], None] = _raise) -> Iter
     bench.add("node-a", 8, features=(features.SECRETS, features.ARTIFACTS))
     bench.tick()
     control = ControlThread(bench.control, on_bug)
-    tokens = open_tokens(home, bench.store, bench.clock.now_ms())
+    tokens = open_tokens(home, bench.store, bench.control.epoch, bench.clock.now_ms())
     journal, series = Journal(home / "journal"), SeriesStore(home / "series")
     secrets, blobs = Secrets(home, bench.store, bench.clock.now_ms), open_blobs(home)
     words = LastWords(lambda: control.world, journal, lambda spec: secrets.values(spec.secrets, spec.team).values())

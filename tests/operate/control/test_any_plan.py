@@ -105,12 +105,12 @@ def test_whatever_a_plan_says(history: list[tuple[Plan, JobId, int, bool]]) -> N
         spec = replace(a_spec(), resources=Resources(gpus="1" if MILLI[job] == WHOLE else "0.4"))
         draft.add(JobSubmitted(job, spec, "", "c", "ada"), 1)
     seen = Sightings({node: (shape(node, 2), "x") for node in NODES})
-    carry(draft, seen, {}, Plan(tuple(on(node, job, device) for job, node, device in FIRST)), 1, 2)
+    carry(draft, seen, {}, Plan(tuple(on(node, job, device) for job, node, device in FIRST)), 1, 2, strangers=False)
     for plan, job, what, fenced in history:
         draft = Draft(draft.world)
         fences = {NODES[0]: Fence(devices=frozenset({0}))} if fenced else {}
         world = draft.world
-        carry(draft, seen, fences, plan, 1, 5)
+        carry(draft, seen, fences, plan, 1, 5, strangers=False)
         check(world, [event.body for event in draft.events], draft.world)
         body = step_of(draft.world, job, what)
         if body is not None:
@@ -144,6 +144,6 @@ def test_a_wait_is_told_again_when_the_ledger_books_it_otherwise_and_not_for_its
     draft = Draft(World())
     draft.add(JobSubmitted(JOBS[0], a_spec(), "", "c", "ada"), 1)
     for at_ms, free in ((2, 2), (3, 1), (4, 4), (5, 5)):  # of the four asked for
-        carry(draft, Sightings({}), {}, Plan((Wait(JOBS[0], NoRoom(4, free, 0), 1),)), 1, at_ms)
+        carry(draft, Sightings({}), {}, Plan((Wait(JOBS[0], NoRoom(4, free, 0), 1),)), 1, at_ms, strangers=False)
     told = [(event.at_ms, event.body.reason) for event in draft.events if isinstance(event.body, JobWaits)]
     assert told == [(2, NoRoom(4, 2, 0)), (4, NoRoom(4, 4, 0))]

@@ -40,7 +40,7 @@ def lived_in(bench: Bench) -> Bench:
     bench.control.facts(agent.node, FIRST, 0, 10, [saved, model])
     artifacts.note(store, epoch, ArtifactSaved(FIRST, "é/ü.txt", "a" * 64, 3, 9))
     Secrets(bench.home, store, lambda: 1).put(epoch, "KEY", b"canary-value")
-    auth.open_tokens(bench.home, store, 1)
+    auth.open_tokens(bench.home, store, epoch, 1)
     token, _ = joining.make_token(store, epoch, 60_000, 5)
     joining.exchange(store, epoch, token, "b" * 64, agent.node, 10)
     bench.submit(a_spec("waits"))

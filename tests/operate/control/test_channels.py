@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from phalanx.core.channels import CHANNELS_PER_JOB, ChannelAsked
-from phalanx.core.errors import Conflict, NotFound
+from phalanx.core.errors import Conflict, NotFound, StoreUnavailable
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import OpenChannel
 from phalanx.operate.control.agent_socket import AgentLink
-from phalanx.operate.control.channels import Channels
+from phalanx.operate.control.channels import REVOKED, Channels, Reached
 
 JOB, ATTEMPT, ASKED = JobId("a-1"), AttemptId("a-1.1"), ChannelAsked("attach")
 
@@ -84,3 +84,38 @@ def test_who_leaves_before_it_is_open_leaves_nothing_and_a_job_has_so_many() -> 
         assert channels.open_to(NodeId("n1")) == 0
 
     run(test)
+
+
+class Quiet:
+    """An end that says nothing, and hears why it is over."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.get_running_loop().create_future()
+
+    async def send_text(self, text: str) -> None:
+        """Nothing becomes of it."""
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def close(self, code: int, reason: str) -> None:
+        self.closed.set_result((code, reason))
+
+
+def test_who_may_no_more_is_out_and_a_database_that_is_away_ends_nothing() -> None:
+    async def test() -> None:
+        person, agent = Quiet(), Quiet()
+        answers: list[bool | Exception] = [True, StoreUnavailable("away"), True, False]
+
+        async def may() -> bool:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async with asyncio.timeout(60):
+            await Reached(agent, "{}", lambda: None).carry(person, may, ask_s=0)  # type: ignore[arg-type] # as much as is used
+        assert (person.closed.result()[0], agent.closed.result()[0], answers) == (REVOKED, REVOKED, [])
+
+    asyncio.run(test())

@@ -119,7 +119,7 @@ def test_P09_of_32_that_submit_at_once_everybody_gets_a_job_and_nobody_a_locked_
     async def all_at_once() -> list[JobId]:
         control = ControlThread(bench.control, bugs.append)
         asked = (control.call(lambda controller, n=n: controller.submit(a_spec(f"j{n}"), "", f"k{n}", "ada")) for n in range(32))  # type: ignore[misc] # loop variable bound
-        writers = (asyncio.to_thread(other.set_tokens, {f"{n:064d}": "admin"}, n) for n in range(32))
+        writers = (asyncio.to_thread(other.set_tokens, other.leader().epoch, {f"{n:064d}": "admin"}, n) for n in range(32))
         jobs, _ = await asyncio.gather(asyncio.gather(*asked), asyncio.gather(*writers))
         control.close()
         return jobs

@@ -214,7 +214,7 @@ def test_a_standby_elsewhere_is_told_every_file_that_it_lacks(store: Store, tmp_
     home.mkdir()
     other.mkdir()
     epoch = store.take_lead()
-    auth.open_tokens(home, store, 1)
+    auth.open_tokens(home, store, store.leader().epoch, 1)
     gang_keys.gang_key(home)
     Secrets(home, store, lambda: 1).put(epoch, "KEY", b"value")
     leader = this_process(home)

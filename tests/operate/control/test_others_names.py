@@ -83,3 +83,13 @@ def test_the_log_as_it_grows_is_veiled_too(bench: Bench) -> None:
     assert [veil.told(one) for one in hidden] == [None] * 3
     open_ = Veil(bench.world, replace(BLUE, everywhere="viewer"))
     assert [open_.told(one) for one in (waits, *hidden)] == [one.data for one in (waits, *hidden)]
+
+
+def test_why_a_node_is_drained_says_nothing_of_anothers_job(bench: Bench) -> None:
+    red, blue = two_jobs(bench)
+    found = f"quarantine: {red}.1: rank 3 has a checksum of its own at step 7"
+    own, written = f"quarantine: {blue}.1: rank 0 is slow", f"fan of {red}.1 is loud"
+    nodes = tuple(node_view(drained=reason) for reason in (found, own, written, ""))
+    shown = [one.drained for one in Veil(bench.world, BLUE).nodes(nodes)]
+    assert shown == ["quarantine: another team's job", own, "fan of another team's job is loud", ""]
+    assert Veil(bench.world, replace(BLUE, everywhere="viewer")).nodes(nodes) == nodes

@@ -200,7 +200,7 @@ def test_what_was_let_go_of_is_counted_once(bench: Bench) -> None:
     began_ms = bench.attempt(job).placed_ms
     bench.control.facts(A, FIRST, 1, 10, [RECOVERED, replace(RECOVERED, generation=3)])
     seen, fleet = bench.control._seen, Snapshots()
-    fleet.take(bench.world, ready(bench.world, seen), bench.clock.now_ms(), {})
+    fleet.take(bench.world, ready(bench.world, seen, False), bench.clock.now_ms(), {})
     two.cut = True
     bench.pass_time(LOSS_MS + 5_000, "a")
     let_go_ms = bench.clock.now_ms()
@@ -208,7 +208,7 @@ def test_what_was_let_go_of_is_counted_once(bench: Bench) -> None:
     assert [(part.node_ms <= let_go_ms - began_ms, part.failures) for part in bench.world.usage.values()] == [(True, 0)]
     bench.pass_time(60_000, "a")
     now_ms = bench.clock.now_ms()
-    again = fleet.take(bench.world, ready(bench.world, seen), now_ms, {}).usage
+    again = fleet.take(bench.world, ready(bench.world, seen, False), now_ms, {}).usage
     assert again == usage(bench.world, now_ms), "also by what was known of it before"
 
     one.end(FIRST, 9)

@@ -164,8 +164,8 @@ def test_another_writer_makes_it_unavailable_and_readers_go_on(bench: Bench, loc
 
 def test_tokens_are_replaced_as_a_whole(database: Path | str) -> None:
     store = Store(database)
-    store.set_tokens({"a" * 64: "admin", "b" * 64: "node"}, 5)
-    store.set_tokens({"a" * 64: "admin", "c" * 64: "node"}, 6)
+    store.set_tokens(store.leader().epoch, {"a" * 64: "admin", "b" * 64: "node"}, 5)
+    store.set_tokens(store.leader().epoch, {"a" * 64: "admin", "c" * 64: "node"}, 6)
     assert store.tokens() == {"a" * 64: "admin", "c" * 64: "node"}
     store.close()
 

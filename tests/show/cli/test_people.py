@@ -50,7 +50,7 @@ def test_accounts_are_made_changed_and_removed(terminal: Terminal) -> None:
     assert terminal("team", "add", "red", "ada", "--role", "root").code == 2
     assert terminal("user", "rm", "../x").code == 2
     assert [body for _, _, body in sent(terminal)] == [
-        {"user": "ada", "platform": False}, {"team": "red"}, {"role": "admin"}, None, None, None,
+        {"user": "ada", "platform": False}, {"team": "red", "trusting": False}, {"role": "admin"}, None, None, None,
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """One decision under way: what every step reads and changes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.core.devices import Placement
@@ -19,7 +19,7 @@ from phalanx.decide.scheduler.room import claims
 from phalanx.decide.scheduler.room.gangs import Gangs
 from phalanx.decide.scheduler.room.kept import Kept
 from phalanx.decide.scheduler.room.victims import Victims
-from phalanx.decide.scheduler.snapshot import RunningJob, Shape, Snapshot
+from phalanx.decide.scheduler.snapshot import NodeFacts, RunningJob, Shape, Snapshot
 from phalanx.decide.scheduler.told import Told
 from phalanx.decide.scheduler.where.eligible import eligible_types
 from phalanx.decide.scheduler.where.fleet import Fleet
@@ -69,7 +69,7 @@ class Round:
     def of(cls, snapshot: Snapshot, memory: Memory) -> "Round":
         fleet = memory.fleet(snapshot)
         ground = fleet.ground
-        nobody = None if ground.schedulable.any() else NoNodes(len(ground.nodes), sum(node.drained for node in ground.nodes))
+        nobody = None if ground.schedulable.any() else _no_nodes(ground.nodes)
         gangs = memory.gangs(snapshot, ground)
         known = Known(snapshot.policy, snapshot.now_ms, memory.shapes)
         running = dict(zip(gangs.jobs, gangs.all, strict=True))
@@ -125,3 +125,8 @@ class Round:
         if number not in known:
             known[number] = never_fits(shape, self.fleet)
         return known[number]
+
+
+def _no_nodes(nodes: Sequence[NodeFacts]) -> NoNodes:
+    exposed = sum(node.exposed for node in nodes)
+    return NoNodes(len(nodes), sum(node.drained for node in nodes) - exposed, exposed)

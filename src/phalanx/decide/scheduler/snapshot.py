@@ -35,7 +35,8 @@ class NodeFacts:
     was drained. features: what its agent can do, see `core.features`. fenced: devices that no gang holds and on which ranks of an
     attempt that was given up still live; `free` has none of them. shares: devices held in part. device_memory_bytes: of each
     device. labels: such as domain, rack, block, cluster. spot: may be taken away. price: US dollars per device and hour.
-    closing_ms: it was announced that the node goes away then (Unix time); nothing new is started there.
+    closing_ms: it was announced that the node goes away then (Unix time); nothing new is started there. exposed: it counts as
+    drained, since teams do not trust each other and it does not keep their jobs apart.
     """
 
     node: NodeId
@@ -56,6 +57,7 @@ class NodeFacts:
     price: float = 0.0
     gone: bool = False
     closing_ms: int | None = None
+    exposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,11 @@ def token_of(home: Path, role: Role) -> str:
     return token
 
 
-def open_tokens(home: Path, store: "Store", now_ms: int, credentials: Mapping[str, NodeId] = MappingProxyType({})) -> Tokens:
-    """The tokens that the database lets in, made at the first start, and `credentials`. Raises SetupError, StoreUnavailable.
+def open_tokens(
+    home: Path, store: "Store", epoch: int, now_ms: int, credentials: Mapping[str, NodeId] = MappingProxyType({})
+) -> Tokens:
+    """The tokens that the database lets in, made at the first start, and `credentials`. Raises SetupError, StoreUnavailable, and
+    Bug for a leader that was superseded, which changes none.
 
     Deleting a file and starting again makes a new token, and the old one opens nothing any more. A file with a token that the
     database does not know is refused: whoever can write a file does not let themselves in, and nobody wonders about a 401.
@@ -121,7 +124,7 @@ def open_tokens(home: Path, store: "Store", now_ms: int, credentials: Mapping[st
             fix = "does not hold the token that the database knows; restore the file, or delete it and start again to get a new one"
             raise SetupError("token file", str(home / FILES[role]), fix)
     tokens = {role: token or secrets.token_urlsafe(_BYTES) for role, token in copies.items()}
-    store.set_tokens({digest(token): role for role, token in tokens.items()}, now_ms)
+    store.set_tokens(epoch, {digest(token): role for role, token in tokens.items()}, now_ms)
     for role, token in tokens.items():
         if copies[role] is None:  # after the database: a crash between the two leaves no file, so the next start makes another
             write_atomic(home / FILES[role], f"{token}\n".encode(), _MODE)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,12 +23,15 @@ from phalanx.core.channels import (
     REFUSED,
     ChannelAsked,
 )
-from phalanx.core.errors import Conflict, NotFound, ServerUnreachable, SpecError, UserError
+from phalanx.core.errors import Conflict, NotFound, ServerUnreachable, SpecError, StoreUnavailable, UserError
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.messages import OpenChannel
 from phalanx.operate.control.agent_socket import AgentLink
 
-TOO_BIG, GONE = 1009, 1011
+REVOKED, TOO_BIG, GONE = 1008, 1009, 1011
+ASK_S: Final = 1.0
+"""So long somebody may go on in a job that they may not change any more."""
+
 _KINDS: Final[dict[str, type[UserError]]] = {"rank": NotFound, "command": SpecError}
 log = structlog.get_logger(__name__)
 
@@ -92,10 +96,12 @@ class Reached:
     def __init__(self, agent: WebSocket, first: str, end: Any) -> None:
         self.agent, self.first, self.end = agent, first, end
 
-    async def carry(self, person: WebSocket) -> None:
-        """Until one of them is over; then the other one is closed, too."""
+    async def carry(self, person: WebSocket, may: Callable[[], Awaitable[bool]], ask_s: float = ASK_S) -> None:
+        """Until one of them is over, or `may`, asked every `ask_s` seconds, says that the person may not be there any more; then
+        both are closed."""
         await person.send_text(self.first)
-        sides = [asyncio.create_task(_hand_on(person, self.agent)), asyncio.create_task(_hand_on(self.agent, person))]
+        ways = (_hand_on(person, self.agent), _hand_on(self.agent, person), _asked_again(may, ask_s))
+        sides = [asyncio.create_task(way) for way in ways]
         try:
             done, _ = await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
             code, reason = next(iter(done)).result()
@@ -119,6 +125,17 @@ async def _first(agent: WebSocket) -> str:
         return str(text)
     kind = _KINDS.get(refused["field"], Conflict)
     raise kind(refused["field"], refused["value"], refused["fix"])
+
+
+async def _asked_again(may: Callable[[], Awaitable[bool]], ask_s: float) -> tuple[int, str]:
+    """The code and reason with which it is over, once it is. A database that is away ends nothing: it is asked again."""
+    while True:
+        await asyncio.sleep(ask_s)
+        try:
+            if not await may():
+                return REVOKED, "this token does not open it any more"
+        except StoreUnavailable as error:
+            log.warning("channel_not_asked", error=str(error))
 
 
 async def _hand_on(source: WebSocket, sink: WebSocket) -> tuple[int, str]:

@@ -64,7 +64,8 @@ class Settings:
     """home: of the platform; jobs keep their files under home/jobs. lease_ms: silence after which a node counts as away.
     kill_grace_ms: from SIGTERM to SIGKILL. resend_ms: a command not answered in this time is sent again. lineage: of a model
     version. outbox_for: what the tracker is told of an event. gang_key: as in `wanted.Terms`; the same for all who lead this home,
-    since one may send a gang's first command and the next its last."""
+    since one may send a gang's first command and the next its last. strangers: whether there are teams that do not trust each
+    other, asked in every tick."""
 
     home: Path
     lineage: Lineage
@@ -72,6 +73,7 @@ class Settings:
     lease_ms: int = 15_000
     kill_grace_ms: int = 10_000
     resend_ms: int = 2_000
+    strangers: Callable[[], bool] = lambda: False
     gang_key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @property
@@ -316,8 +318,11 @@ class Controller:
         self._seen = seen
         del self._heard[: len(heard)]
         self._dispatch.forget({item.node for item in heard if isinstance(item.message, Hello)})
-        ready, fenced = observed.ready(self.world, seen), fences(self.world, seen)
-        self._observed = self._snapshots.take(self.world, ready, now_ms, fenced, self._learning.history, self._learning.service)
+        strangers = self._settings.strangers()
+        ready, fenced = observed.ready(self.world, seen, strangers), fences(self.world, seen)
+        exposed = observed.exposed(self.world) if strangers else frozenset[NodeId]()
+        history, service = self._learning.history, self._learning.service
+        self._observed = self._snapshots.take(self.world, ready, now_ms, fenced, history, service, exposed)
         return self._observed
 
     def carry_out(self, plan: Plan) -> None:
@@ -327,7 +332,8 @@ class Controller:
             self._learning.decided(self._observed, plan)
         draft = self._draft()
         if self._is_open():
-            planned.carry(draft, self._seen, fences(self.world, self._seen), plan, self.epoch, self._clock.now_ms())
+            fenced, strangers = fences(self.world, self._seen), self._settings.strangers()
+            planned.carry(draft, self._seen, fenced, plan, self.epoch, self._clock.now_ms(), strangers)
         self._commit(draft)
         self._held.look(self.world, self._clock.now_ms(), self._clock.monotonic_ms())
         self.waiting = planned.waiting(self.world, plan, self.waiting)

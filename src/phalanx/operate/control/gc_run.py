@@ -60,10 +60,14 @@ class Collector:
         """The collection that runs, or the last one of this server."""
         return self._view
 
-    def start(self, older_than_ms: int, dry_run: bool, by: str) -> GcView:
-        """Begins one. Raises Conflict while another runs."""
+    def refuse_second(self) -> None:
+        """Raises Conflict while one runs."""
         if self._view is not None and self._view.state == "running":
             raise Conflict("gc", "running", "another collection runs; wait for its end, GET /api/v1/gc shows it")
+
+    def start(self, older_than_ms: int, dry_run: bool, by: str) -> GcView:
+        """Begins one. Raises Conflict while another runs."""
+        self.refuse_second()
         view = GcView(
             state="running",
             dry_run=dry_run,

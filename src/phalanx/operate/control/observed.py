@@ -13,6 +13,7 @@ from phalanx.core.activity import Signal
 from phalanx.core.devices import NodeShape
 from phalanx.core.events import AttemptRunning, NodeUp, PartReleased, StopRequested
 from phalanx.core.ids import AttemptId, NodeId
+from phalanx.core.isolation import keeps_apart
 from phalanx.core.messages import Activity, AttemptReport, Hello, Phase, Renew, Report
 from phalanx.core.states import Running, Starting
 from phalanx.operate.control.fold import Draft
@@ -96,10 +97,17 @@ def is_believable(epoch_seen: int, epoch: int) -> bool:
     return 0 <= epoch_seen <= min(EPOCH_MAX, epoch + EPOCH_LEAP)
 
 
-def ready(world: World, seen: Sightings) -> frozenset[NodeId]:
-    """Nodes that may be given work: up, greeted since this control plane started, and not drained."""
+def ready(world: World, seen: Sightings, strangers: bool) -> frozenset[NodeId]:
+    """Nodes that may be given work: up, greeted since this control plane started, and not drained. strangers: whether teams do not
+    trust each other; then nodes that keep jobs apart alone."""
     nodes = world.nodes
-    return frozenset(node for node in seen.greeted if node in nodes and nodes[node].up and not nodes[node].drained)
+    up = frozenset(node for node in seen.greeted if node in nodes and nodes[node].up and not nodes[node].drained)
+    return up - exposed(world) if strangers else up
+
+
+def exposed(world: World) -> frozenset[NodeId]:
+    """Nodes on which one job can reach another."""
+    return frozenset(node for node, record in world.nodes.items() if not keeps_apart(record.shape.isolation))
 
 
 def alive(world: World, seen: Sightings) -> frozenset[NodeId]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from phalanx.core import wire
+from phalanx.core.health import QUARANTINE
 from phalanx.core.ids import NAME, JobId
 from phalanx.core.people import PLATFORM
 from phalanx.core.spec import JobSpec
@@ -50,6 +51,11 @@ class OthersNames:
         """How an attempt ended, likewise."""
         told: str = self.out_of(detail, spec) if _MADE_ROOM.fullmatch(detail) else detail
         return told
+
+    def out_of_reason(self, reason: str) -> str:
+        """Why a node is drained. What the platform found in another team's job is told as no more than that."""
+        told = _JOB.sub(lambda found: ANOTHERS if self.hides(found[1]) else found[0], reason)
+        return f"{QUARANTINE}{ANOTHERS}" if told != reason and reason.startswith(QUARANTINE) else told
 
     def _word(self, found: "re.Match[str]", spec: JobSpec) -> str:
         hidden = self.hides(found[1]) and found[1] not in wire.dumps(JobSpec, spec)

@@ -18,11 +18,11 @@ from phalanx.operate.control.world import World
 from phalanx.record.telemetry.ledger.waiting import waits_as
 
 
-def carry(draft: Draft, seen: Sightings, fenced: Fences, plan: Plan, epoch: int, at_ms: int) -> None:
+def carry(draft: Draft, seen: Sightings, fenced: Fences, plan: Plan, epoch: int, at_ms: int, strangers: bool) -> None:
     """Adds what of the plan still holds to the draft: claims that are given up, evictions with what they are for, starts, and
-    reasons to wait that changed."""
+    reasons to wait that changed. strangers: as in `observed.ready`."""
     taken = Taken(draft.world, fenced)
-    ready, forgotten = observed.ready(draft.world, seen), names.forgotten(draft.world, seen)
+    ready, forgotten = observed.ready(draft.world, seen, strangers), names.forgotten(draft.world, seen)
     _give_up(draft, taken, seen, plan, at_ms)
     for room in _rooms(plan):
         _make(draft, taken, seen, ready, room, at_ms)

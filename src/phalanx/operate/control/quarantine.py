@@ -3,6 +3,7 @@
 from typing import Final
 
 from phalanx.core.events import EventBody, NodeDrained, StopRequested
+from phalanx.core.health import QUARANTINE as SIGN
 from phalanx.core.ids import NodeId
 from phalanx.core.states import Running
 from phalanx.operate.control.observed import PLATFORM
@@ -11,9 +12,6 @@ from phalanx.operate.control.world import AttemptRecord, World
 QUARANTINED_OF: Final = 10
 """Of the nodes that are up, one in so many may stand drained by this, and one in a small fleet: a rule that errs must not empty a
 fleet."""
-
-SIGN: Final = "quarantine: "
-"""What the reasons for its drains begin with."""
 
 
 def may_quarantine(world: World, node: NodeId) -> bool:

@@ -263,8 +263,11 @@ def _build(
     home: Path, url: str, command: Command, blobs: BlobStore, life: _Life, store: Store, leadership: Leadership, epoch: int
 ) -> _Parts:
     clock, links = MachineClock(), dict[NodeId, NodeLink]()
-    tokens = auth.open_tokens(home, store, clock.now_ms(), joining.credentials(store))
-    settings = Settings(home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home))
+    tokens = auth.open_tokens(home, store, epoch, clock.now_ms(), joining.credentials(store))
+    accounts = Accounts(store, clock.now_ms)
+    settings = Settings(
+        home=home, lineage=lineage_of, outbox_for=outbox_entries, gang_key=gang_key(home), strangers=accounts.strangers
+    )
     control = ControlThread(Controller(store, clock, links, settings, epoch), life.crash, check_lease=leadership.check)
     getting_on = partial(daemons.note_progress, home, "server")
     journal, series = Journal(home / "journal"), SeriesStore(home / "series", getting_on)
@@ -281,7 +284,7 @@ def _build(
         store=store,
         clock=clock,
         tokens=tokens,
-        accounts=Accounts(store, clock.now_ms),
+        accounts=accounts,
         doors=Doors(),
         oidc=open_door(home),
         secrets=secrets,

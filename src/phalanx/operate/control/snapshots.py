@@ -98,6 +98,7 @@ class _There:
     promised: Mapping[int, int]
     ready: bool
     gone: bool
+    exposed: bool
 
 
 _UNFENCED: Final = Fence()
@@ -124,9 +125,11 @@ class Snapshots:
         fences: Fences,
         history: History | None = None,
         service: ServiceHistory | None = None,
+        exposed: frozenset[NodeId] = frozenset(),
     ) -> Snapshot:
-        """The whole fleet, of which only `ready` nodes may be given work, and of those what is neither held nor fenced."""
-        nodes = self.nodes(world, ready, now_ms, fences)
+        """The whole fleet, of which only `ready` nodes may be given work, and of those what is neither held nor fenced. exposed:
+        those that are not ready since teams do not trust each other."""
+        nodes = self.nodes(world, ready, now_ms, fences, exposed)
         self._jobs = {job: known for job in world.open_jobs if (known := self._jobs.get(job)) is not None}
         self._running = {job.id: (job, attempt, self._runs(job, attempt, now_ms)) for job, attempt in world.holding()}
         going = {rate_key(attempt) for _, attempt, _ in self._running.values()}
@@ -150,7 +153,9 @@ class Snapshots:
 
     # Nodes
 
-    def nodes(self, world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences) -> tuple[NodeFacts, ...]:
+    def nodes(
+        self, world: World, ready: frozenset[NodeId], now_ms: int, fences: Fences, exposed: frozenset[NodeId] = frozenset()
+    ) -> tuple[NodeFacts, ...]:
         """The part of a snapshot that is of nodes."""
         if world.policy != self._policy:
             self._rules, self._nodes, self._rates = {}, {}, {}
@@ -166,6 +171,7 @@ class Snapshots:
                 promised.get(node, _NOTHING),
                 node in ready,
                 not record.up and now_ms - record.since_ms > GONE_MS,
+                node in exposed,
             )
             known = self._nodes.get(node)
             if known is None or known[0] != there:
@@ -187,7 +193,7 @@ class Snapshots:
             free_memory_bytes=shape.memory_bytes - memory_bytes,
             schedulable=there.ready,
             features=frozenset(shape.features),
-            drained=record.up and bool(record.drained),
+            drained=record.up and (bool(record.drained) or there.exposed),
             fenced=fenced,
             shares=shares,
             device_memory_bytes=min((device.memory_bytes for device in devices.values()), default=0),
@@ -195,6 +201,7 @@ class Snapshots:
             spot=rule.spot,
             price=max((rule.price_of(device.type) for device in devices.values()), default=0.0),
             gone=there.gone,
+            exposed=record.up and there.exposed,
         )
 
     def _rule(self, node: NodeId) -> Known:

@@ -268,10 +268,10 @@ class Store:
 
     # Tokens
 
-    def set_tokens(self, roles: Mapping[str, str], created_ms: int) -> None:
-        """Makes `roles` (SHA-256 of a token to its role) the tokens of this home; older ones open nothing any more."""
-        with self._writing() as connection:
-            _lead(connection)
+    def set_tokens(self, epoch: int, roles: Mapping[str, str], created_ms: int) -> None:
+        """Makes `roles` (SHA-256 of a token to its role) the tokens of this home; older ones open nothing any more. Raises Bug when
+        superseded, StoreUnavailable."""
+        with self._leading(epoch) as connection:
             connection.execute(delete(tables.tokens).where(tables.tokens.c.sha256.not_in(list(roles))))
             for sha256, role in roles.items():
                 row = {"sha256": sha256, "role": role, "name": role, "created_ms": created_ms}

@@ -159,7 +159,8 @@ node_credentials = Table(
 """What a node that joined may connect with, as itself alone."""
 
 meta = Table("meta", metadata, Column("key", String(32), primary_key=True), Column("value", BIG, nullable=False))
-"""`sequence`: number of the last job. `identity`: which database this is, also after it was copied elsewhere."""
+"""`sequence`: number of the last job. `identity`: which database this is, also after it was copied elsewhere. `trusting`: 1 where
+its teams were said to trust each other."""
 
 lead = Table(
     "lead",

@@ -9,6 +9,7 @@ from phalanx.core import wire
 from phalanx.core.devices import CPU_SLOT, Placement, devices_words
 from phalanx.core.events import Event, EventBody
 from phalanx.core.ids import JobId, NodeId
+from phalanx.core.isolation import exposed
 from phalanx.core.reasons import NeverFits, Reason
 from phalanx.core.records import Recovered
 from phalanx.core.spec import JobSpec
@@ -103,8 +104,9 @@ def why_view(world: World, job: JobRecord, waiting: Waiting, now_ms: int | None 
     )
 
 
-def node_views(world: World, seen_ms: Mapping[NodeId, int]) -> tuple[NodeView, ...]:
-    """Every known node, by name. `seen_ms`: Unix time of the last message, where there was one since the start."""
+def node_views(world: World, seen_ms: Mapping[NodeId, int], strangers: bool = False) -> tuple[NodeView, ...]:
+    """Every known node, by name. `seen_ms`: Unix time of the last message, where there was one since the start. strangers: whether
+    there are teams that do not trust each other."""
     held = world.held()
     return tuple(
         NodeView(
@@ -119,6 +121,7 @@ def node_views(world: World, seen_ms: Mapping[NodeId, int]) -> tuple[NodeView, .
             memory_bytes=record.shape.memory_bytes,
             seen_ms=seen_ms.get(node, record.since_ms),
             isolation=record.shape.isolation,
+            exposed=exposed(record.shape.isolation) if strangers else "",
         )
         for node, record in sorted(world.nodes.items())
     )

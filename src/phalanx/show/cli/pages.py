@@ -39,7 +39,7 @@ def nodes_page(nodes: Sequence[NodeView]) -> Iterator[RenderableType]:
     rows = [
         (
             node.node, node_state(node), devices_text(node.devices), _held(node),
-            ", ".join(node.features) or "-", node.address, moment_cell(node.seen_ms), node.drained or "-",
+            ", ".join(node.features) or "-", node.address, moment_cell(node.seen_ms), node.drained or node.exposed or "-",
         )
         for node in nodes
     ]  # fmt: skip
@@ -56,6 +56,8 @@ def _node_facts(node: NodeView) -> Iterator[tuple[str, object]]:
     yield "State", node_state(node)
     if node.drained:
         yield "Drained", node.drained
+    if node.exposed:
+        yield "Closed", node.exposed
     yield "Devices", f"{_held(node)} held; {devices_text(node.devices)}"
     yield "Attempts", ", ".join(sorted(set(node.held.values()))) or "none"
     yield "CPUs", f"{node.cpus:g}"
@@ -69,7 +71,10 @@ def _node_facts(node: NodeView) -> Iterator[tuple[str, object]]:
 
 
 def node_state(node: NodeView) -> Text:
-    """'up', 'drained', 'away' or 'away, drained': a drained node that is up takes nothing new, one that is away answers nothing."""
+    """'up', 'closed' to teams that do not trust each other, 'drained', 'away' or 'away, drained': a closed or drained node that is
+    up takes nothing new, one that is away answers nothing."""
+    if node.exposed and not node.drained and node.state == "up":
+        return Text("closed", style="yellow")
     if not node.drained:
         return Text("up", style="green") if node.state == "up" else Text(clean(node.state), style="red")
     return Text("drained", style="yellow") if node.state == "up" else Text(f"{clean(node.state)}, drained", style="red")

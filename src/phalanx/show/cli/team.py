@@ -102,12 +102,22 @@ def rm(team: TeamArgument, home: HomeOption = None) -> None:
 
 
 def organisation(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as 'Example Lab'.", show_default=False)], home: HomeOption = None
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as 'Example Lab'.", show_default=False)],
+    trusting: Annotated[
+        bool | None,
+        typer.Option(
+            "--trusting/--no-trusting",
+            help="Whether its teams trust each other: else nodes that do not keep jobs apart get none where there are two.",
+            show_default=False,
+        ),
+    ] = None,
+    home: HomeOption = None,
 ) -> None:
-    """Say whose platform this is; `phalanx whoami` shows it."""
+    """Say whose platform this is, which `phalanx whoami` shows; and whether its teams trust each other."""
     from phalanx.client import connect
     from phalanx.show.cli.text import note
 
     with connect(home) as client:
-        view = client.people.name_organisation(name)
-    note(f"This is the platform of {view.name}.")
+        view = client.people.name_organisation(name, trusting)
+    trust = "" if trusting is None else f" Its teams {'trust' if view.trusting else 'do not trust'} each other."
+    note(f"This is the platform of {view.name}.{trust}")

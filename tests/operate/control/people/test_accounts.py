@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.errors import Bug, Conflict, NotFound, SpecError, Unauthorized
+from phalanx.core.errors import Bug, Conflict, Forbidden, NotFound, SpecError, Unauthorized
 from phalanx.core.people import BUILT_IN, DAY_MS, LIFETIME_MS_MAX, Person, TokenRequest
 from phalanx.operate.control.auth import digest
 from phalanx.operate.control.people import audit
@@ -96,6 +96,21 @@ def test_a_token_expires_to_the_millisecond_and_is_revoked_at_once(accounts: Acc
     accounts.revoke_token(1, other.view.id, BUILT_IN, NOTE)
     with pytest.raises(Unauthorized, match="revoked"):
         accounts.directory().person(digest(other.token), clock.now_ms())
+
+
+def test_a_token_revokes_none_that_reaches_further_than_itself(accounts: Accounts, clock: ManualClock) -> None:
+    strong = accounts.make_token(1, ASKED, NOTE).view.id
+    for scope in ("read", "submit"):
+        weak = person(accounts, clock, replace(ASKED, scope=scope))
+        with pytest.raises(Forbidden, match="scope admin"):
+            accounts.revoke_token(1, strong, weak, NOTE)
+        accounts.revoke_token(1, weak.token, weak, NOTE)
+    of_red = person(accounts, clock, replace(ASKED, team="red"))
+    with pytest.raises(Forbidden, match="for team red"):
+        accounts.revoke_token(1, strong, of_red, NOTE)
+    accounts.revoke_token(1, accounts.make_token(1, replace(ASKED, team="red"), NOTE).view.id, of_red, NOTE)
+    left = {one.id for one in accounts.directory().tokens.values()}
+    assert left == {strong, of_red.token}
 
 
 def test_nobody_revokes_anothers_token_nor_learns_of_it(accounts: Accounts, clock: ManualClock) -> None:

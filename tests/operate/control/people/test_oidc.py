@@ -22,6 +22,7 @@ from phalanx.client.oidc import log_in
 from phalanx.core.errors import Conflict, SetupError, SpecError, StoreUnavailable, Unauthorized, WaitTimeout
 from phalanx.core.oidc import NONCE_MS, OidcConfig, load_oidc
 from phalanx.operate.control.auth import digest
+from phalanx.operate.control.people import audit
 from phalanx.operate.control.people.accounts import Accounts, logged_in
 from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.people.oidc import KEYS_AGAIN_MS, Identity, Nonces, Provider
@@ -185,6 +186,27 @@ def test_groups_give_roles_at_each_login_and_take_them(accounts: Accounts) -> No
     assert roles(accounts, replace(ADA, groups=frozenset())) == ({"green": "viewer"}, False), "what somebody gave stays"
 
 
+def test_what_a_login_changes_has_rows_of_its_own(accounts: Accounts) -> None:
+    def rows() -> list[tuple[str, str, str]]:
+        found = audit.page(accounts._store, {}, 0, seen[0], 100, newest=False)
+        seen[0] = found[-1].seq
+        assert {one.outcome for one in found} == {"done"}
+        return [(one.what, one.on, one.detail) for one in found if one.what.startswith(("user.add", "user.plat", "team."))]
+
+    seen = [0]
+    rows()
+    roles(accounts, ADA)
+    assert rows() == [("user.add", "ada", "by its first login"), ("team.member", "red", "ada: member, by groups")]
+    roles(accounts, ADA)
+    assert rows() == [], "nothing changed"
+    roles(accounts, replace(ADA, groups=frozenset({"captains", "strategoi"})))
+    gains = [("team.member", "blue", "ada: viewer, by groups"), ("team.member", "red", "ada: admin, by groups")]
+    assert rows() == [*gains, ("user.platform", "ada", "an admin, by groups")]
+    roles(accounts, replace(ADA, groups=frozenset()))
+    losses = [("team.unmember", "blue", "ada, by groups"), ("team.unmember", "red", "ada, by groups")]
+    assert rows() == [*losses, ("user.platform", "ada", "no admin, by groups")]
+
+
 def test_a_name_that_is_anothers_is_not_taken_over(accounts: Accounts) -> None:
     accounts.add_user(1, "eve", False, NOTE)
     for name in ("eve", "admin"):
@@ -256,7 +278,9 @@ def test_a_login_through_a_browser_ends_with_a_token(tmp_path: Path) -> None:
         with pytest.raises(WaitTimeout):
             log_in(live.url, lambda _: None, wait_s=0.05)
     rows = live.get("/audit", what="user")
-    assert [(row["what"], row["by"]) for row in rows] == [("user.login", "ada-lovelace")] * 2
+    assert [(row["what"], row["by"]) for row in rows] == [
+        ("user.add", "ada-lovelace"), ("user.login", "ada-lovelace"), ("user.login", "ada-lovelace"),
+    ]  # fmt: skip
     assert live.end() == 0, live.words()
     assert "Traceback" not in live.words() and token not in live.words()
 

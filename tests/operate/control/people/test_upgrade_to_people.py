@@ -41,7 +41,7 @@ def test_what_there_was_is_the_platforms_own(tmp_path: Path) -> None:
     with store.reading() as connection:
         assert connection.exec_driver_sql("SELECT id, team FROM jobs").all() == [("old-1", "")]
         assert connection.exec_driver_sql("SELECT count(*) FROM sqlite_master WHERE name = 'secrets'").scalar() == 0
-    tokens = auth.open_tokens(tmp_path, store, 0)
+    tokens = auth.open_tokens(tmp_path, store, store.leader().epoch, 0)
     assert tokens.caller(f"Bearer {(tmp_path / 'token').read_text().strip()}").role == "admin" and BUILT_IN.rules
     store.close()
 

@@ -51,8 +51,9 @@ def no_room(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> NoRoom | Geomet
             return Geometry(asked, free, largest, shape.within or "", each, short, most if most < each else 0)
     total = sum(one.total for one in found)
     fenced, closed = sum(one.fenced for one in found), sum(one.closed for one in found)
+    exposed = closed > 0 and any(node.exposed for node in fleet.ground.nodes)
     milli = shape.request.milli if shape.request.is_share else 0
-    return NoRoom(asked, free, total - free - fenced, fenced, closed, milli)
+    return NoRoom(asked, free, total - free - fenced, fenced, closed, milli, exposed)
 
 
 def _most_on_a_node(shape: Shape, kinds: Sequence[str], fleet: Fleet) -> int:

@@ -1,5 +1,6 @@
 """Channels into running jobs: a person's WebSocket, and the one that an agent dials for it. Refusals are problem+json."""
 
+from functools import partial
 from typing import Annotated, Final, cast, get_args
 
 import structlog
@@ -8,12 +9,12 @@ from starlette.exceptions import WebSocketException
 
 from phalanx.core import features
 from phalanx.core.channels import ARGV_BYTES_MAX, ChannelAsked, What
-from phalanx.core.errors import Conflict, NotFound, PhalanxError, SpecError, Unauthorized
-from phalanx.core.ids import NodeId
+from phalanx.core.errors import Conflict, Forbidden, NotFound, PhalanxError, SpecError, Unauthorized
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.states import Running
 from phalanx.operate.control.agent_socket import AgentLink
-from phalanx.operate.control.api.access import INTO_A_JOB, SOCKET, found_node, job_for, own_job
-from phalanx.operate.control.api.asker import asker
+from phalanx.operate.control.api.access import INTO_A_JOB, SOCKET, found_node, job_for, own_job, to_change
+from phalanx.operate.control.api.asker import Again, again, asker
 from phalanx.operate.control.api.errors import problem
 from phalanx.operate.control.api.refusals import noted
 from phalanx.operate.control.api.services import Services
@@ -53,7 +54,7 @@ async def channel(
     log.info("channel_opened", job=record.id, what=asked.what, node=link.node)
     try:
         await socket.accept()
-        await reached.carry(socket)
+        await reached.carry(socket, partial(_may, await again(socket), services, record.id))
     finally:
         reached.end()
 
@@ -72,6 +73,15 @@ async def agent_end(socket: WebSocket, channel: str) -> None:
     if not waiting.agent.done():
         waiting.agent.set_result(socket)
         await waiting.over.wait()
+
+
+async def _may(again: Again, services: Services, job: JobId) -> bool:
+    """Whether they may still change the job. Raises StoreUnavailable."""
+    try:
+        to_change(await again(), services.control.world.jobs[job])
+    except (Unauthorized, Forbidden, NotFound):
+        return False
+    return True
 
 
 def _asked(what: str, rank: str, port: str, argv: list[str], terminal: str) -> ChannelAsked:

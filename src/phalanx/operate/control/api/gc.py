@@ -20,11 +20,11 @@ async def collect(services: ServicesHere, asker: AskerHere, request: GcRequest) 
         older_than_ms = duration_ms(request.older_than)
     except ValueError as error:
         raise SpecError("older_than", request.older_than, str(error)) from error
-    view = services.collector.start(older_than_ms, request.dry_run, asker.name)
-    if not request.dry_run:  # what it removes it commits by and by, under the same name
+    services.collector.refuse_second()
+    if not request.dry_run:  # before it begins: where the row cannot be written nothing is removed
         note = asker.note("gc.start", f"older than {request.older_than}", services.clock.now_ms())
         await services.control.call(lambda controller: audit.append(services.store, controller.epoch, note))
-    return view
+    return services.collector.start(older_than_ms, request.dry_run, asker.name)
 
 
 @router.get("/gc", dependencies=[RULES], responses=refusals(404))

@@ -10,7 +10,7 @@ from phalanx.core.ids import NodeId
 from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
-from phalanx.operate.control.api.asker import Asker, AskerHere
+from phalanx.operate.control.api.asker import Asker, AskerHere, directory_of
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
@@ -28,14 +28,15 @@ async def list_nodes(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("nodes", str, limit=None))]
 ) -> tuple[NodeView, ...]:
     """Every known node, by name. What other teams hold there has no name."""
-    known = views.node_views(services.control.world, services.desk.seen_ms)
+    strangers = (await directory_of(services)).strangers
+    known = views.node_views(services.control.world, services.desk.seen_ms, strangers)
     return veil_of(services, asker).nodes(page.of(known, lambda one: (one.node,)))
 
 
 @router.get("/nodes/{node}", dependencies=[READS])
 async def get_node(services: ServicesHere, asker: AskerHere, node: Node, request: Request, response: Response) -> NodeView:
     """One node. Its tag is of all but when it was last heard of, so a write that names it is refused once anything else changed."""
-    view = _view(services, asker, NodeId(node))
+    view = await _view(services, asker, NodeId(node))
     unless_known(request, response, view.tag)
     return view
 
@@ -52,7 +53,7 @@ async def drain(services: ServicesHere, asker: AskerHere, node: Node, request: D
         controller.drain(name, request.reason, asker.name, request.now)
 
     await change(services, asker, "node.drain", node, act)
-    return _view(services, asker, name)
+    return await _view(services, asker, name)
 
 
 @router.post("/nodes/{node}/undrain", dependencies=[RULES], responses=refusals(412))
@@ -66,7 +67,7 @@ async def undrain(services: ServicesHere, asker: AskerHere, node: Node, if_match
         controller.undrain(name, asker.name)
 
     await change(services, asker, "node.undrain", node, act)
-    return _view(services, asker, name)
+    return await _view(services, asker, name)
 
 
 @router.post("/halt", dependencies=[RULES])
@@ -86,10 +87,11 @@ def _tag(world: World, asker: Asker, node: NodeId) -> str | None:
     return tag_of(asker.sight, record.shape, record.boot, record.up, record.drained, world.on_nodes.get(node, ()))
 
 
-def _view(services: Services, asker: Asker, node: NodeId) -> NodeView:
+async def _view(services: Services, asker: Asker, node: NodeId) -> NodeView:
     """With its tag. Raises NotFound."""
     world = services.control.world
-    found = tuple(one for one in views.node_views(world, services.desk.seen_ms) if one.node == node)
+    strangers = (await directory_of(services)).strangers
+    found = tuple(one for one in views.node_views(world, services.desk.seen_ms, strangers) if one.node == node)
     if not found:
         raise NotFound("node", node, "no such node; `phalanx node ls` shows them all")
     (shown,) = veil_of(services, asker).nodes(found)

@@ -42,9 +42,15 @@ async def whoami(services: ServicesHere, asker: AskerHere) -> WhoView:
 
 @router.put("/organisation", dependencies=[RULES])
 async def name_organisation(services: ServicesHere, asker: AskerHere, request: OrganisationView) -> OrganisationView:
-    """Whose platform this is."""
-    await account(services, asker, "organisation.set", request.name, lambda to, e, n: to.set_organisation(e, request.name, n))
-    return OrganisationView(name=(await directory_of(services)).organisation)
+    """Whose platform this is, and whether its teams trust each other; null leaves that as it is."""
+    detail = "" if request.trusting is None else "trusting" if request.trusting else "not trusting"
+
+    def act(to: Accounts, epoch: int, note: Note) -> None:
+        to.set_organisation(epoch, request.name, note, request.trusting)
+
+    await account(services, asker, "organisation.set", request.name, act, detail)
+    directory = await directory_of(services)
+    return OrganisationView(name=directory.organisation, trusting=directory.trusting)
 
 
 @router.get("/users", dependencies=[LEADS], responses=LINK)
@@ -88,7 +94,11 @@ async def add_team(services: ServicesHere, asker: AskerHere, request: TeamReques
     if not request.trusting:
         await _refuse_strangers(services, request.team)
     detail = "trusting" if request.trusting else ""
-    await account(services, asker, "team.add", request.team, lambda to, e, n: to.add_team(e, request.team, n), detail)
+
+    def act(to: Accounts, epoch: int, note: Note) -> None:
+        to.add_team(epoch, request.team, note, request.trusting)
+
+    await account(services, asker, "team.add", request.team, act, detail)
     return _team(await directory_of(services), request.team)
 
 

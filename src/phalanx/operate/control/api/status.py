@@ -10,7 +10,7 @@ from phalanx.core.isolation import trust
 from phalanx.core.views import StatusView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, ServicesHere, sees
-from phalanx.operate.control.api.asker import AskerHere
+from phalanx.operate.control.api.asker import AskerHere, directory_of
 from phalanx.operate.control.api.veil import veil_of
 
 router = APIRouter(tags=["status"])
@@ -32,7 +32,7 @@ async def status(services: ServicesHere, asker: AskerHere) -> StatusView:
         devices_total=total,
         devices_held=held,
         jobs=views.job_counts(one for one in world.jobs.values() if sees(asker, one)),
-        nodes=veil.nodes(views.node_views(world, services.desk.seen_ms)),
+        nodes=veil.nodes(views.node_views(world, services.desk.seen_ms, (await directory_of(services)).strangers)),
         outbox=await asyncio.to_thread(services.store.outbox_size),
         processes=await asyncio.to_thread(services.processes) if veil.is_open else {},
         tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,

@@ -77,7 +77,11 @@ class Veil:
     def nodes(self, views: tuple[NodeView, ...]) -> tuple[NodeView, ...]:
         if self.is_open:
             return views
-        return tuple(replace(view, held={index: self._holder(held) for index, held in view.held.items()}) for view in views)
+        return tuple(self._node(view) for view in views)
+
+    def _node(self, view: NodeView) -> NodeView:
+        held = {index: self._holder(attempt) for index, attempt in view.held.items()}
+        return replace(view, held=held, drained=self._names.out_of_reason(view.drained))
 
     def _holder(self, attempt: AttemptId) -> AttemptId:
         return AttemptId(ANOTHERS) if self._names.hides(attempt.rpartition(".")[0]) else attempt

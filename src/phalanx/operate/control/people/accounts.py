@@ -12,10 +12,10 @@ from typing import Final
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
 
-from phalanx.core.errors import Conflict, NotFound, SpecError, Unauthorized
+from phalanx.core.errors import Conflict, Forbidden, NotFound, SpecError, Unauthorized
 from phalanx.core.ids import NAME
 from phalanx.core.oidc import OidcConfig
-from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, MadeTokenView, Person, Role, TokenRequest, TokenView, most
+from phalanx.core.people import ADMIN, DAY_MS, LIFETIME_MS_MAX, SCOPES, MadeTokenView, Person, Role, TokenRequest, TokenView, most
 from phalanx.operate.control import auth, tables
 from phalanx.operate.control.people import audit, directory
 from phalanx.operate.control.people.directory import Directory
@@ -48,6 +48,7 @@ class Accounts:
         self._now_ms = now_ms
         self._known: Directory | None = None
         self._changes = 0
+        self._strangers: bool | None = None
         self._lock = threading.Lock()
 
     @property
@@ -68,12 +69,21 @@ class Accounts:
                 self._known = found
         return found
 
-    def set_organisation(self, epoch: int, name: str, note: Note) -> None:
-        """Raises SpecError, StoreUnavailable."""
+    def strangers(self) -> bool:
+        """Whether there are teams that were not said to trust each other. Of the control thread, which makes every change of that:
+        asked in each tick, it is looked up after a change alone. Raises StoreUnavailable."""
+        if self._strangers is None:
+            self._strangers = self.directory().strangers
+        return self._strangers
+
+    def set_organisation(self, epoch: int, name: str, note: Note, trusting: bool | None = None) -> None:
+        """trusting: whether its teams trust each other; None leaves that as it is. Raises SpecError, StoreUnavailable."""
         if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
             raise SpecError("name", name, f"write 1 to {NAME_CHARS_MAX} printable characters")
         with self._changing(epoch, note) as connection:
             connection.execute(put(tables.organisations, "id", "name"), {"id": 1, "name": name.strip()})
+            if trusting is not None:
+                _set_trusting(connection, trusting)
 
     def add_user(self, epoch: int, name: str, platform: bool, note: Note) -> None:
         """Raises SpecError, Conflict for a name that is or was another's, StoreUnavailable."""
@@ -99,12 +109,14 @@ class Accounts:
             directory.read(connection).need_user(name)
             connection.execute(update(tables.users).where(tables.users.c.name == name).values(platform=platform))
 
-    def add_team(self, epoch: int, name: str, note: Note) -> None:
-        """Raises SpecError, Conflict for a name that a team has or had, StoreUnavailable."""
+    def add_team(self, epoch: int, name: str, note: Note, trusting: bool = False) -> None:
+        """trusting: it and all others trust each other from now on; without it none of them does.
+        Raises SpecError, Conflict for a name that a team has or had, StoreUnavailable."""
         _check_name("team", name)
         with self._changing(epoch, note) as connection:
             _refuse_taken(connection, tables.teams, "team", name)
             connection.execute(insert(tables.teams).values(name=name, created_ms=self._now_ms(), removed_ms=None))
+            _set_trusting(connection, trusting)
 
     def remove_team(self, epoch: int, name: str, note: Note) -> None:
         """With the roles in it and the tokens for it. Its jobs stay, seen by platform admins. Raises NotFound, StoreUnavailable."""
@@ -158,12 +170,15 @@ class Accounts:
         return MadeTokenView(token=token, view=view)
 
     def revoke_token(self, epoch: int, token: str, whose: Person, note: Note) -> None:
-        """It opens nothing any more. Raises NotFound also for another's, where `whose` may not everything; StoreUnavailable."""
+        """It opens nothing any more. Raises NotFound also for another's, where `whose` may not everything; Forbidden for another
+        than the shown one without scope admin, or of other teams than that; StoreUnavailable."""
         held = tables.access_tokens.c
         with self._changing(epoch, note) as connection:
-            owner = connection.execute(select(held.owner).where(held.id == token)).scalar()
-            if owner is None or not (whose.rules or whose.user == owner):
+            found = connection.execute(select(held.owner, held.team).where(held.id == token)).first()
+            if found is None or not (whose.rules or whose.user == found.owner):
                 raise NotFound("token", token, "no such token; `phalanx token ls` shows yours")
+            if token != whose.token:
+                _refuse_others_of_theirs(whose, found.team)
             connection.execute(delete(tables.access_tokens).where(held.id == token))
 
     def user_of(self, epoch: int, who: Identity, config: OidcConfig, note: Note) -> str:
@@ -175,19 +190,20 @@ class Accounts:
             known = (held.issuer == who.issuer, held.subject == who.subject)
             user = connection.execute(select(held.person).where(*known)).scalar()
             if user is None:
-                user = self._made_user(connection, who)
+                user = self._made_user(connection, who, note)
             elif user not in found.users:
                 raise Unauthorized("id_token", user, "is a user that was removed; ask an admin of this platform")
-            _give_roles(connection, user, who.groups, config, frozenset(found.teams))
+            _give_roles(connection, str(user), who.groups, config, found, note)
         return str(user)
 
-    def _made_user(self, connection: Connection, who: Identity) -> str:
+    def _made_user(self, connection: Connection, who: Identity, note: Note) -> str:
         if who.name == ADMIN:
             raise Conflict("user", ADMIN, "is the built-in user of the home's own token; have the provider call you otherwise")
         _refuse_taken(connection, tables.users, "user", who.name)
         row = {"name": who.name, "platform": False, "created_ms": self._now_ms(), "removed_ms": None}
         connection.execute(insert(tables.users).values(row))
         connection.execute(insert(tables.identities).values(issuer=who.issuer, subject=who.subject, person=who.name))
+        audit.write(connection, replace(note, what="user.add", target=who.name, detail="by its first login"))
         return who.name
 
     def note_used(self, epoch: int, used: Mapping[str, int]) -> None:
@@ -210,6 +226,7 @@ class Accounts:
                 yield connection
                 audit.write(connection, note)
         finally:
+            self._strangers = None
             self._stale()
 
     def _stale(self) -> None:
@@ -218,20 +235,46 @@ class Accounts:
             self._known = None
 
 
-def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, teams: Set[str]) -> None:
-    """In teams that groups are mapped to, the most that theirs give, or none; in others, what somebody gave them."""
+def _set_trusting(connection: Connection, trusting: bool) -> None:
+    connection.execute(put(tables.meta, "key", "value"), {"key": directory.TRUSTING, "value": int(trusting)})
+
+
+def _give_roles(connection: Connection, user: str, groups: Set[str], config: OidcConfig, found: Directory, note: Note) -> None:
+    """In teams that groups are mapped to, the most that theirs give, or none; in others, what somebody gave them. Each change has
+    its row, as if an admin had made it."""
+    note = replace(note, who=user)
     roles: dict[str, Role] = {}
     for group in groups & set(config.teams):
         for team, role in config.teams[group].items():
             roles[team] = most(roles.get(team), role) or role
-    of_groups = sorted(config.mapped & teams)
-    connection.execute(delete(tables.members).where(tables.members.c.person == user, tables.members.c.team.in_(of_groups)))
-    for team in of_groups:
-        if team in roles:
-            connection.execute(insert(tables.members).values(team=team, person=user, role=roles[team]))
-    if config.platform_groups:
-        rules = not groups.isdisjoint(config.platform_groups)
+    had = found.roles.get(user, {})
+    for team in sorted(config.mapped & set(found.teams)):
+        if roles.get(team) != had.get(team):
+            _give_role(connection, user, team, roles.get(team), note)
+    rules = not groups.isdisjoint(config.platform_groups)
+    if config.platform_groups and rules != (user in found.users and found.users[user][0]):
         connection.execute(update(tables.users).where(tables.users.c.name == user).values(platform=rules))
+        audit.write(
+            connection, replace(note, what="user.platform", target=user, detail=f"{'an' if rules else 'no'} admin, by groups")
+        )
+
+
+def _give_role(connection: Connection, user: str, team: str, role: Role | None, note: Note) -> None:
+    """None: takes what they were there."""
+    connection.execute(delete(tables.members).where(tables.members.c.person == user, tables.members.c.team == team))
+    if role is None:
+        audit.write(connection, replace(note, what="team.unmember", target=team, detail=f"{user}, by groups"))
+        return
+    connection.execute(insert(tables.members).values(team=team, person=user, role=role))
+    audit.write(connection, replace(note, what="team.member", target=team, detail=f"{user}: {role}, by groups"))
+
+
+def _refuse_others_of_theirs(whose: Person, team: str) -> None:
+    """A token does not end what reaches further than itself. Raises Forbidden."""
+    if SCOPES[whose.scope] != "admin":
+        raise Forbidden("scope", whose.scope, "takes a token of scope admin; with another one only that very token is revoked")
+    if whose.team and team != whose.team:
+        raise Forbidden("team", team, f"this token is for team {whose.team}, and so is what it revokes")
 
 
 def _refuse_taken(connection: Connection, table: Table, what: str, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import Connection, select
 
@@ -10,19 +10,28 @@ from phalanx.core.errors import NotFound, Unauthorized
 from phalanx.core.people import Person, Role, Scope, TeamView, TokenView, UserView, capped
 from phalanx.operate.control import tables
 
+TRUSTING: Final = "trusting"
+"""The row of `meta` that says so; without it nobody did."""
+
 _NEW = "make a new one with `phalanx token create`, or ask an admin of this platform for one"
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
     """users: those not removed, with whether they are platform admins and since when. teams: likewise. roles: of users, by team.
-    tokens: by SHA-256."""
+    tokens: by SHA-256. trusting: whether its teams were said to trust each other."""
 
     organisation: str = ""
+    trusting: bool = False
     users: Mapping[str, tuple[bool, int]] = field(default_factory=dict)
     teams: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[str, Mapping[str, Role]] = field(default_factory=dict)
     tokens: Mapping[str, TokenView] = field(default_factory=dict)
+
+    @property
+    def strangers(self) -> bool:
+        """Whether there are teams whose jobs may not meet."""
+        return len(self.teams) > 1 and not self.trusting
 
     def person(self, sha256: str, now_ms: int) -> Person:
         """Who shows the token of that hash, and as far as it reaches. Raises Unauthorized."""
@@ -85,6 +94,7 @@ def read(connection: Connection) -> Directory:
         roles.setdefault(row.person, {})[row.team] = cast(Role, row.role)
     return Directory(
         organisation=connection.execute(select(tables.organisations.c.name)).scalar() or "",
+        trusting=bool(connection.execute(select(tables.meta.c.value).where(tables.meta.c.key == TRUSTING)).scalar()),
         users={row.name: (bool(row.platform), row.created_ms) for row in users},
         teams={row.name: row.created_ms for row in teams},
         roles=roles,
