@@ -192,7 +192,28 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
+class Isolated(Platform):
+    """One that keeps jobs apart."""
+
+    def up(self) -> None:
+        self.run("up", "--port", "0", "--cpu-slots", "2", "--isolation", "uid")
+
+
 def test_a_notebook_is_reached_by_its_address_alone_and_its_token_is_nowhere_else(platform: Platform, tmp_path: Path) -> None:
+    is_reached_by_its_address_alone(platform, tmp_path)
+
+
+@pytest.mark.needs_root
+def test_a_notebook_is_where_jobs_are_kept_apart(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    isolated = Isolated(tmp_path_factory.mktemp("home"))
+    isolated.up()
+    try:
+        is_reached_by_its_address_alone(isolated, tmp_path)
+    finally:
+        isolated.run("down", "--force")
+
+
+def is_reached_by_its_address_alone(platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "jupyter_server").mkdir()
     (tmp_path / "jupyter_server" / "__init__.py").touch()
     (tmp_path / "jupyter_server" / "__main__.py").write_text(SERVER)  # a small server with its command line

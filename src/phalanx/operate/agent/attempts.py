@@ -265,7 +265,7 @@ class AttemptFolder:
         if self.accepted.launch.session == "shell":
             entry["listen"] = str(terminal_socket(shim_socket))
         else:
-            notebook.write_token(self.path / notebook.TOKEN_FILE)
+            notebook.prepare(self.path)
 
     def fail(self, why: str, code: int, at_ms: int, refused: bool = False) -> None:
         """Ends an attempt whose ranks never started: an exit record for each, and `why` in each log. May be tried again.

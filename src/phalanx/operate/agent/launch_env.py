@@ -126,7 +126,8 @@ def _session_start(launch: Launch, shape: NodeShape, paths: Paths, outer: Mappin
     env |= {"PHALANX_NODE": shape.node, "PHALANX_RECORDS": f"{paths.folder}/rank-0.records"}
     argv = tuple(holder.command("keep", _resolved(launch.argv, python) if any(launch.argv) else ()))
     if launch.session == "notebook":
-        argv = (python, notebook.LAUNCHER, f"{paths.folder}/{notebook.TOKEN_FILE}", str(launch.master_port))
+        token, own = f"{paths.folder}/{notebook.TOKEN_FILE}", f"{paths.folder}/{notebook.FOLDER}"
+        argv = (python, notebook.LAUNCHER, token, str(launch.master_port), own)
     return RankStart(launch.first_rank, argv, env, f"{paths.folder}/rank-{launch.first_rank}.log")
 
 

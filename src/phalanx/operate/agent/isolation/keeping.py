@@ -24,6 +24,7 @@ from phalanx.operate.agent.isolation.handing import hand_over
 from phalanx.operate.agent.isolation.of_node import Apartness
 from phalanx.operate.agent.isolation.uids import Uids
 from phalanx.operate.agent.isolation.view import Wanted, is_closed, real, view
+from phalanx.operate.agent.terminal import notebook
 
 HOME: Final = "home"
 """The ranks' own, in the job's folder: what programs keep there is found again by the next attempt."""
@@ -79,6 +80,9 @@ class Keeping:
         for rank in folder.ranks:
             for stream in ("log", "records"):
                 _given(folder.path / f"rank-{rank}.{stream}", uid)
+        if launch.session == "notebook":
+            _given(folder.path / notebook.TOKEN_FILE, uid)
+            hand_over(folder.path / notebook.FOLDER, uid, self.uids.all)
         for name in _OF_RANKS:
             hand_over(folder.path / name, uid, self.uids.all)
 
