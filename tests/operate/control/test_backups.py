@@ -217,3 +217,13 @@ def test_what_cannot_be_backed_up_is_named_and_leaves_no_file(bench: Bench, tmp_
         backup(old, tmp_path / "b", 7, "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "old", "there"]
     assert JobId("x") not in Controller(bench.store, bench.clock, bench.links, bench.settings, 1).world.jobs
+
+
+def test_a_link_where_an_unfinished_backup_would_lie_is_not_followed(bench: Bench, tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.write_text("kept")
+    (tmp_path / ".b.unfinished").symlink_to(others)
+    lived_in(bench)
+    backup(bench.home, tmp_path / "b", 7, "1")
+    assert others.read_text() == "kept"
+    assert not (tmp_path / "b").is_symlink() and not (tmp_path / ".b.unfinished").is_symlink()
