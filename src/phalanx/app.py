@@ -113,12 +113,12 @@ def backup(home: Path, path: Path) -> "BackupView":
     return backups.backup(home.expanduser().resolve(), path, time.time_ns() // 1_000_000, version("phalanx"))
 
 
-def restore(home: Path, path: Path, database: str) -> "RestoreView":
+def restore(home: Path, path: Path, database: str, keep_tokens: bool) -> "RestoreView":
     from phalanx.operate.control import backups
 
     home = home.expanduser().resolve()
     _refuse_joined(home)
-    return backups.restore(home, path, database, os.environ)
+    return backups.restore(home, path, database, os.environ, keep_tokens)
 
 
 def prepare_data(asked: "PrepareAsked", progress: "ProgressSink") -> Mapping[str, Any]:

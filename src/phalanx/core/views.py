@@ -490,7 +490,8 @@ class BackupView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreView:
-    """What `restore` made of a backup of `made_ms`. schema: revision that the backup had."""
+    """What `restore` made of a backup of `made_ms`. schema: revision that the backup had. tokens_left_out: tokens of
+    people, and join tokens that were not used, which it had and the home has not."""
 
     home: str
     database: str
@@ -498,6 +499,7 @@ class RestoreView:
     events: int
     rows: int
     made_ms: int
+    tokens_left_out: int = 0
 
 
 JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)

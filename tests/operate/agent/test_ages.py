@@ -17,6 +17,7 @@ from phalanx.core.devices import Device, NodeShape
 from phalanx.core.ids import AttemptId, NodeId
 from phalanx.core.interruptions import WITH_BOOT
 from phalanx.core.messages import (
+    Activity,
     ArtifactAck,
     ArtifactSaved,
     AttemptReport,
@@ -26,7 +27,9 @@ from phalanx.core.messages import (
     GangStarted,
     GiveUpNode,
     Hello,
+    IdleWord,
     Launch,
+    OpenChannel,
     PlanFaults,
     RankExit,
     RankProcess,
@@ -128,8 +131,9 @@ def test_what_the_first_release_does_not_know_is_only_ever_said_to_who_asked_for
         later = {part.__name__ for part in parts(kind)} - {part.__name__ for part in parts(old)}
         of_gangs = {GiveUpNode.__name__, GangStarted.__name__}
         of_ranks = {PlanFaults.__name__, RequestTraces.__name__}
-        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__} | of_ranks | of_gangs
-        assert later <= only_to_those, "these: see Welcome.features, CHAOS, TRACES and RECOVERY_NODES of a node, and its `awaits`"
+        of_sessions = {Activity.__name__, IdleWord.__name__, OpenChannel.__name__}
+        only_to_those = {ArtifactSaved.__name__, ArtifactAck.__name__} | of_ranks | of_gangs | of_sessions
+        assert later <= only_to_those, "these: see Welcome.features; CHAOS, TRACES, CHANNELS and RECOVERY_NODES of a node; `awaits`"
 
 
 @pytest.mark.parametrize(

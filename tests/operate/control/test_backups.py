@@ -12,11 +12,14 @@ from sqlalchemy import text
 from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.messages import ArtifactSaved
+from phalanx.core.people import BUILT_IN, TokenRequest
 from phalanx.core.records import CheckpointCommitted, ModelSaved
 from phalanx.operate.control import artifacts, auth, backup_file, backups, database_home, joining
 from phalanx.operate.control.backups import EPOCHS_AHEAD, backup, restore
 from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.fold import fold_all
+from phalanx.operate.control.people.accounts import Accounts
+from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import World
@@ -85,7 +88,7 @@ def test_what_was_backed_up_while_it_was_written_comes_back_whole_in_either(
     assert (view.events, file.stat().st_mode & 0o777) == (world.seq, 0o600)
     data = gzip.decompress(file.read_bytes())
     assert b"canary" not in data and PASSWORD.encode() not in data
-    restored = restore(home, file, "", {database_home.VARIABLE: into()})
+    restored = restore(home, file, "", {database_home.VARIABLE: into()}, keep_tokens=True)
     assert (restored.rows, restored.events, restored.made_ms) == (view.rows, world.seq, 7)
     store = Store(database_home.place(home))
     assert store.load() == world == fold_all(World(), store.events(limit=100_000))
@@ -217,3 +220,37 @@ def test_what_cannot_be_backed_up_is_named_and_leaves_no_file(bench: Bench, tmp_
         backup(old, tmp_path / "b", 7, "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "old", "there"]
     assert JobId("x") not in Controller(bench.store, bench.clock, bench.links, bench.settings, 1).world.jobs
+
+
+def test_a_link_where_an_unfinished_backup_would_lie_is_not_followed(bench: Bench, tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.write_text("kept")
+    (tmp_path / ".b.unfinished").symlink_to(others)
+    lived_in(bench)
+    backup(bench.home, tmp_path / "b", 7, "1")
+    assert others.read_text() == "kept"
+    assert not (tmp_path / "b").is_symlink() and not (tmp_path / ".b.unfinished").is_symlink()
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.parametrize("keep_tokens", [False, True])
+def test_no_token_comes_back_that_may_have_been_revoked_since(bench: Bench, tmp_path: Path, keep_tokens: bool) -> None:
+    lived_in(bench)
+    epoch = bench.control.epoch
+    accounts = Accounts(bench.store, bench.clock.now_ms)
+    note = Note(at_ms=5, who="admin", token="admin", what="x.y", target="t", address="")
+    accounts.add_user(epoch, "ada", True, note)
+    made = accounts.make_token(epoch, TokenRequest(name="laptop", user="ada"), note)
+    joining.make_token(bench.store, epoch, 60_000, 5)
+    view = backup(bench.home, tmp_path / "b", 7, "1")
+    accounts.revoke_token(epoch, made.view.id, BUILT_IN, note)
+    restored = restore(tmp_path / "new", tmp_path / "b", "", {}, keep_tokens)
+    left_out = 0 if keep_tokens else 2
+    assert (restored.tokens_left_out, restored.rows) == (left_out, view.rows - left_out)
+    store = Store(tmp_path / "new" / "phalanx.db")
+    known = Accounts(store, bench.clock.now_ms).directory()
+    assert (list(known.tokens.values()), list(known.users)) == ([made.view] if keep_tokens else [], ["ada"])
+    with store.reading() as connection:
+        used = connection.execute(text("SELECT used_by FROM join_tokens")).scalars().all()
+    assert sorted(used, key=str) == (["a"] if not keep_tokens else [None, "a"])
+    store.close()

@@ -221,6 +221,10 @@ def test_a_standby_elsewhere_is_told_every_file_that_it_lacks(store: Store, tmp_
     assert standby.check(home, store, leader) == ()
     with pytest.raises(SetupError, match=f"token, node-token, gang.key, secret.key; copy it from {home} on {leader.host}"):
         standby.check(other, store, leader)
+    elsewhere = replace(leader, home=str(other), host="far", boot="another")
+    for who in (elsewhere, None):
+        with pytest.raises(SetupError, match="token, node-token, gang.key, secret.key"):
+            standby.check(other, store, who)  # a folder of the same name on another machine, and between two leaders
     for name in ("token", "node-token", "gang.key", "secret.key"):
         (other / name).write_bytes((home / name).read_bytes())
     lacking = standby.check(other, store, leader)

@@ -9,12 +9,12 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from phalanx.core.errors import NotFound, SetupError, SpecError
+from phalanx.core.errors import NotFound, SetupError, SpecError, StoreUnavailable
 from phalanx.core.messages import StartRanks
 from phalanx.core.spec import Kind
 from phalanx.operate.control.secret_keys import KeyFile, seal
-from phalanx.operate.control.secrets import VALUE_BYTES_MAX, Secrets
-from phalanx.operate.control.store import Store
+from phalanx.operate.control.secrets import KEY_FILE, VALUE_BYTES_MAX, Secrets
+from phalanx.operate.control.store import Store, Superseded
 from tests.operate.control.control_bench import Bench, a_spec
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
@@ -289,3 +289,19 @@ def test_a_refused_start_is_not_tried_again_until_somebody_asks(bench: Bench, ki
     bench.control.retry(job, "ada")
     bench.tick(2)
     assert bench.state(job) == "starting"
+
+
+def test_a_superseded_leader_leaves_the_keys_and_two_do_not_turn_them_at_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "phalanx.db")
+    epoch, kept = store.take_lead(), Secrets(tmp_path, store, lambda: 0)
+    kept.put(epoch, "TOKEN", b"tiger")
+    with KeyFile(tmp_path / KEY_FILE).alone(), pytest.raises(StoreUnavailable, match="another process"):
+        kept.rotate(epoch)
+    newer = store.take_lead()
+    before = (tmp_path / KEY_FILE).read_bytes()
+    with pytest.raises(Superseded):
+        kept.rotate(epoch)
+    assert (tmp_path / KEY_FILE).read_bytes() == before
+    assert kept.rotate(newer) == 1 and (tmp_path / KEY_FILE).read_bytes() != before
+    assert kept.values(["TOKEN"]) == {"TOKEN": "tiger"}
+    store.close()

@@ -45,7 +45,7 @@ def backup(home: Path, path: Path) -> BackupView:
     return BackupView(file=str(path), database="SQLite, /h/phalanx.db", schema="0004", events=7, rows=40, size_bytes=2048)
 
 
-def restore(home: Path, path: Path, database: str) -> RestoreView:
+def restore(home: Path, path: Path, database: str, keep_tokens: bool) -> RestoreView:
     return RestoreView(home=str(home), database=database, schema="0004", events=7, rows=40, made_ms=1_700_000_000_000)
 
 

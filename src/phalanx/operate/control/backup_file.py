@@ -50,7 +50,8 @@ def write(path: Path, head: Head, tables: Iterator[tuple[str, Sequence[str], Ite
         raise SetupError("FILE", str(path), "is there already; name a new file")
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        unfinished.unlink(missing_ok=True)  # of a backup that was killed; whatever comes after it is somebody's, and refused
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as raw:
                 rows = _write_all(raw, head, tables)

@@ -19,6 +19,7 @@ from phalanx.operate.control import backup_file, database_home, migrations
 from phalanx.operate.control.backup_file import Head
 from phalanx.operate.control.databases import address
 from phalanx.operate.control.store import FIRST_LEASED, Store
+from phalanx.operate.control.tables import access_tokens, join_tokens
 from phalanx.operate.home import open_home
 
 EPOCHS_AHEAD: Final = 1_000
@@ -60,8 +61,9 @@ def backup(home: Path, path: Path, now_ms: int, version: str) -> BackupView:
     )
 
 
-def restore(home: Path, path: Path, asked: str, environ: Mapping[str, str]) -> RestoreView:
-    """Makes the file's rows those of the home, in the database that is named, else the home's own. Raises SetupError: for a file
+def restore(home: Path, path: Path, asked: str, environ: Mapping[str, str], keep_tokens: bool = False) -> RestoreView:
+    """Makes the file's rows those of the home, in the database that is named, else the home's own. Without `keep_tokens` no token
+    of a person comes back, nor a join token that was not used: nobody knows which were revoked since. Raises SetupError: for a file
     that is damaged or newer, a database that is not empty, a home of another platform; Conflict while its platform is up."""
     head = backup_file.check(path)
     open_home(home)
@@ -74,7 +76,7 @@ def restore(home: Path, path: Path, asked: str, environ: Mapping[str, str]) -> R
     moved = _check_home(home, head, url)
     store = Store(url or home / database_home.OWN, upgrade=False)
     try:
-        rows = store.restored(lambda connection: _fill(connection, head, path, store.shown))
+        rows, left_out = store.restored(lambda connection: _fill(connection, head, path, store.shown, keep_tokens))
         shown = store.shown
     finally:
         store.close()
@@ -83,7 +85,15 @@ def restore(home: Path, path: Path, asked: str, environ: Mapping[str, str]) -> R
     if moved:
         _put_away(home)
     open_home(home)  # which takes what was made from other users
-    return RestoreView(home=str(home), database=shown, schema=head.schema, events=head.last_seq, rows=rows, made_ms=head.made_ms)
+    return RestoreView(
+        home=str(home),
+        database=shown,
+        schema=head.schema,
+        events=head.last_seq,
+        rows=rows,
+        made_ms=head.made_ms,
+        tokens_left_out=left_out,
+    )
 
 
 def _check_home(home: Path, head: Head, url: str) -> bool:
@@ -118,7 +128,8 @@ def _put_away(home: Path) -> None:
             old.replace(home / f"{database_home.OWN}.moved{suffix}")
 
 
-def _fill(connection: Connection, head: Head, path: Path, shown: str) -> int:
+def _fill(connection: Connection, head: Head, path: Path, shown: str, keep_tokens: bool) -> tuple[int, int]:
+    """How many rows it has now, and how many tokens were left out."""
     if inspect(connection).get_table_names():
         raise SetupError("database", shown, "is not empty; name an empty one")
     try:
@@ -138,7 +149,13 @@ def _fill(connection: Connection, head: Head, path: Path, shown: str) -> int:
         _set_sequence(connection, tables[name], last)
     migrations.upgrade(connection)
     connection.execute(text(f"UPDATE lead SET epoch = epoch + {EPOCHS_AHEAD}, holder = '', expires_ms = 0"))  # noqa: S608 (a number)
-    return rows
+    left_out = 0 if keep_tokens else _forget_tokens(connection)
+    return rows - left_out, left_out
+
+
+def _forget_tokens(connection: Connection) -> int:
+    unused = delete(join_tokens).where(join_tokens.c.used_by.is_(None))
+    return sum(connection.execute(one).rowcount for one in (delete(access_tokens), unused))
 
 
 def _reflected(connection: Connection) -> dict[str, Table]:

@@ -6,12 +6,14 @@ any two steps of a rotation leaves all of them readable.
 
 import base64
 import binascii
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from phalanx.core.errors import SetupError
+from phalanx.core.errors import SetupError, StoreUnavailable
 from phalanx.storage.atomic import write_atomic
 
 KEY_BYTES: Final = 32
@@ -51,6 +53,27 @@ class KeyFile:
         """Durable before the first value that only they open. Raises SetupError, StoreUnavailable."""
         write_atomic(self._path, b"".join(base64.b64encode(key) + b"\n" for key in keys), 0o600)
         return tuple(keys)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process of this home changes the file. Not waited for: one that is stopped may have it for ever. Raises
+        StoreUnavailable."""
+        lock = os.open(
+            self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise StoreUnavailable(f"{self._path} is changed by another process; ask again once that has ended") from error
+        finally:
+            os.close(lock)
+
+    def replace(self, old: Sequence[bytes], new: Sequence[bytes]) -> None:
+        """Where the file still has `old`. Raises SetupError, StoreUnavailable."""
+        if self.read(make=False) != tuple(old):
+            raise StoreUnavailable(f"{self._path} was changed meanwhile by another process; ask again")
+        self.write(new)
 
     def unusable(self, why: str) -> SetupError:
         return SetupError("secret key", str(self._path), f"{why}, {_AGAIN}")

@@ -55,19 +55,22 @@ class Secrets:
 
     def rotate(self, epoch: int, note: Note | None = None) -> int:
         """Seals every value anew with a fresh key, in one transaction, and forgets the older ones then; answers how many. Whatever
-        breaks in between leaves all values readable, and the same call goes on. Raises SetupError, StoreUnavailable."""
-        with self._turning:
+        breaks in between leaves all values readable, and the same call goes on. A leader that was superseded
+        leaves the file as it is. Raises SetupError, StoreUnavailable, and Bug when superseded."""
+        with self._turning, self._keys.alone():
             sealed = self._sealed()
             keys = self._keys.read(make=not sealed)
             values = {owned: self._keys.opened(keys, _bound(*owned), text) for owned, text in sealed.items()}
             fresh = os.urandom(KEY_BYTES)
-            self._keys.write([*keys, fresh])
+            self._store.check_lead(epoch)
+            self._keys.replace(keys, (*keys, fresh))
             with self._store.leading(epoch) as connection:
                 for (team, name), value in values.items():
                     here = update(table).where(table.c.team == team, table.c.name == name)
                     connection.execute(here.values(sealed=seal(fresh, _bound(team, name), value)))
                 audit.write(connection, note)
-            self._keys.write([fresh])
+            self._store.check_lead(epoch)
+            self._keys.replace((*keys, fresh), (fresh,))
         return len(values)
 
     def remove(self, epoch: int, name: str, team: str = PLATFORM, note: Note | None = None) -> None:

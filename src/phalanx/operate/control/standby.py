@@ -7,18 +7,22 @@ from sqlalchemy import func, select
 
 from phalanx.core.errors import SetupError
 from phalanx.operate.control import auth, blob_home, gang_keys, secrets, tables
-from phalanx.operate.control.leadership import Holder
+from phalanx.operate.control.leadership import Holder, is_here
 from phalanx.operate.control.store import Store
 
 
 def check(home: Path, store: Store, leader: Holder | None) -> tuple[str, ...]:
-    """What is not there after a takeover and that one can live without, in words; nothing for a standby in the leader's own home.
-    Raises SetupError that names every file without which this home cannot lead, StoreUnavailable."""
-    if leader is None or leader.home == str(home):
+    """What is not there after a takeover and that one can live without, in words; nothing for a standby in the leader's own home, a
+    folder of that name on another machine being none, nor where nobody ever led. Raises SetupError that names every file without
+    which this home cannot lead, StoreUnavailable."""
+    if leader is not None and leader.home == str(home) and is_here(leader):
+        return ()
+    if leader is None and not store.tokens():
         return ()
     lacks = [*_files_lacking(home, store)]
     if lacks:
-        fix = f"lacks what a standby needs beside the database: {', '.join(lacks)}; copy it from {leader.home} on {leader.host}"
+        where = f"{leader.home} on {leader.host}" if leader else "the home that led last"
+        fix = f"lacks what a standby needs beside the database: {', '.join(lacks)}; copy it from {where}"
         raise SetupError("home", str(home), fix)
     return tuple(_living_without(home))
 

@@ -50,6 +50,10 @@ def restore(
             show_default=False,
         ),
     ] = "",
+    keep_tokens: Annotated[
+        bool,
+        typer.Option("--keep-tokens", help="Also people's tokens and join tokens, those that were revoked since the backup too."),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a backup the database of a home whose platform is down.
@@ -61,7 +65,7 @@ def restore(
     from phalanx.core.views import RestoreView
     from phalanx.show.cli.output import emit
 
-    view = tools_of(context).restore(home_folder(home), file.absolute(), database)
+    view = tools_of(context).restore(home_folder(home), file.absolute(), database, keep_tokens)
     emit(output, RestoreView, view, lambda: restore_page(view))
 
 
@@ -88,5 +92,10 @@ def restore_page(view: "RestoreView") -> "Iterator[RenderableType]":
             ("Home", view.home),
             ("Database", view.database),
             ("Holds", f"{view.rows} rows, up to event {view.events}, as of {moment(view.made_ms)}"),
+            (
+                "Tokens",
+                f"{view.tokens_left_out} of people and unused join tokens left out; --keep-tokens brings back also revoked ones",
+            ),
+            ("Look at", "roles (`phalanx team ls`) and nodes (`phalanx node ls`): what was taken since the backup is back"),
         ]
     )

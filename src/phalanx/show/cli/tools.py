@@ -33,7 +33,7 @@ class Tools:
     down(home, force): stops server and agent. Raises Conflict while jobs hold devices, unless `force`, which stops their ranks
         too; says where it could not.
     backup(home, path): writes the home's database into a new file, also while its server runs.
-    restore(home, path, database): makes such a file the home's database, '' in its own SQLite or where it was.
+    restore(home, path, database, keep_tokens): makes such a file the home's database, '' in its own SQLite or where it was.
     prepare_data(asked, progress): tokenizer and token shards into a folder; returns what show_data shows, and of what was not
         taken `left_out`, and of an interrupted run that it went on from `resumed`.
     make_data(asked, progress): a data set of other data than text, or an MDS folder; returns what show_data shows, or the like.
@@ -74,7 +74,7 @@ class Tools:
     up: Callable[[Path, int, int | None, str, str, bool], bool]
     down: "Callable[[Path, bool], DownView]"
     backup: "Callable[[Path, Path], BackupView]"
-    restore: "Callable[[Path, Path, str], RestoreView]"
+    restore: "Callable[[Path, Path, str, bool], RestoreView]"
     prepare_data: "Callable[[PrepareAsked, ProgressSink], Mapping[str, Any]]"
     make_data: "Callable[[MadeAsked, ProgressSink], Mapping[str, Any]]"
     show_data: Callable[[Path | str, ProgressSink], Mapping[str, Any]]

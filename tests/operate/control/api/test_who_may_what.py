@@ -295,3 +295,10 @@ def test_a_token_that_asks_too_often_is_put_off_alone() -> None:
     assert doors.failure("10.0.0.1", 5.0) is None and doors.failure("10.0.0.2", 5.0) is None
     assert doors.failure("10.0.0.1", 5.0) is not None
     assert [doors.is_first_use("a", at_ms, 100) for at_ms in (0, 0, 99, 100, 150)] == [True, False, False, True, False]
+
+
+def test_only_who_sees_everything_is_told_where_the_database_lies(teams: Teams) -> None:
+    with teams.http("rita") as http:
+        shown = http.get("/status").json()
+        assert (shown["home"], shown["database"], str(teams.server.home) in http.get("/status").text) == ("", "", False)
+    assert str(teams.server.home) in teams.server.get("/status")["database"]

@@ -19,10 +19,10 @@ from joserfc.jwk import RSAKey
 
 from phalanx.client import Client
 from phalanx.client.oidc import log_in
-from phalanx.core.errors import Conflict, SetupError, SpecError, StoreUnavailable, Unauthorized, WaitTimeout
+from phalanx.core.errors import Conflict, RateLimited, SetupError, SpecError, StoreUnavailable, Unauthorized, WaitTimeout
 from phalanx.core.oidc import NONCE_MS, OidcConfig, load_oidc
 from phalanx.operate.control.auth import digest
-from phalanx.operate.control.people import audit
+from phalanx.operate.control.people import audit, oidc
 from phalanx.operate.control.people.accounts import Accounts, logged_in
 from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.people.oidc import KEYS_AGAIN_MS, Identity, Nonces, Provider
@@ -148,6 +148,20 @@ def test_a_nonce_is_good_once_and_for_ten_minutes() -> None:
     with pytest.raises(Unauthorized):
         Nonces().use(second, 5)
     nonces.use(second, NONCE_MS - 1)
+
+
+def test_used_nonces_are_forgotten_once_they_are_over_and_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc, "USED_MAX", 3)
+    nonces = Nonces()
+    for at_ms in (0, 1, 2):
+        nonces.use(nonces.make(at_ms), at_ms)
+    late = nonces.make(3)
+    with pytest.raises(RateLimited):
+        nonces.use(late, 3)
+    nonces.use(late, NONCE_MS)
+    assert len(nonces._used) == 3, "the first is over, the two after it are not"
+    with pytest.raises(Unauthorized):
+        nonces.use(late, NONCE_MS + 1)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ async def submit(
     key = _teams_own(spec.team, _key_of(request.key, header))
     is_known = bool(key) and await asyncio.to_thread(services.store.job_of_key, key) is not None
     if not is_known:
-        others_files.refuse(services, asker.person, spec)
+        await asyncio.to_thread(others_files.refuse, services, asker.person, spec)  # its paths may lie on a disk that is away
         await _refuse_missing(services, asker, spec, request.code)
 
     def act(controller: Controller) -> JobId:

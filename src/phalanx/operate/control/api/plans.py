@@ -50,7 +50,7 @@ async def why(services: ServicesHere, asker: AskerHere, job: JobHere, changes: A
 async def plan(services: ServicesHere, asker: AskerHere, request: PlanRequest) -> PlanView:
     """What would be decided of a job if it were submitted now. Nothing is submitted."""
     spec = with_team(services, asker, parse_spec(dict(request.spec)))
-    others_files.refuse(services, asker.person, spec)
+    await asyncio.to_thread(others_files.refuse, services, asker.person, spec)
     snapshot = _snapshot(services)
     refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
     facts = job_facts(JobId(spec.name), spec, snapshot.now_ms, 0, asker.name)

@@ -37,6 +37,6 @@ async def status(services: ServicesHere, asker: AskerHere) -> StatusView:
         processes=await asyncio.to_thread(services.processes) if veil.is_open else {},
         tick_ms=round(statistics.median(tick_ms), 3) if tick_ms else 0.0,
         tick_ms_max=round(max(tick_ms, default=0.0), 3),
-        database=services.store.shown,
+        database=services.store.shown if veil.is_open else "",
         trust=trust({node: record.shape.isolation for node, record in world.nodes.items()}),
     )

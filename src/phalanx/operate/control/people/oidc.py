@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from phalanx.core.errors import SetupError, StoreUnavailable, Unauthorized
+from phalanx.core.errors import RateLimited, SetupError, StoreUnavailable, Unauthorized
 from phalanx.core.ids import NAME
 from phalanx.core.oidc import NONCE_MS, OidcConfig, is_safe_url
 
@@ -22,6 +22,9 @@ LEEWAY_S: Final = 60
 TOKEN_CHARS_MAX: Final = 64 * 1024
 KEYS_AGAIN_MS: Final = 30_000
 """Keys are asked for again when a token names one that is not known, and no sooner than this."""
+
+USED_MAX: Final = 100_000
+"""Nonces kept at once, some 10 MB: as many logins in ten minutes."""
 
 GROUPS_MAX: Final = 10_000
 _FIELD: Final = "id_token"
@@ -143,7 +146,7 @@ class Nonces:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._used: dict[str, int] = {}
+        self._used: dict[str, int] = {}  # in the order of their use, which is that of the clock
 
     def make(self, now_ms: int) -> str:
         """A new one. now_ms: monotonic."""
@@ -151,14 +154,22 @@ class Nonces:
         return f"{body}.{self._sign(body)}"
 
     def use(self, nonce: str, now_ms: int) -> None:
-        """Raises Unauthorized for one that was never made, is too old, or was used."""
+        """Raises Unauthorized for one that was never made, is too old, or was used; RateLimited."""
         body, _, signature = nonce.rpartition(".")
         made = body.partition(".")[0]
         if not hmac.compare_digest(signature.encode(), self._sign(body).encode()) or not made.isdecimal():
             raise Unauthorized("nonce", "(not shown)", "was not given out by this server since it started; log in again")
         if not 0 <= now_ms - int(made) < NONCE_MS or nonce in self._used:
             raise Unauthorized("nonce", "(not shown)", "is over or was used; log in again")
-        self._used = {one: at_ms for one, at_ms in self._used.items() if now_ms - at_ms < NONCE_MS} | {nonce: now_ms}
+        self._forget(now_ms)
+        if len(self._used) >= USED_MAX:
+            raise RateLimited(f"{USED_MAX} logins came in ten minutes; log in again later", 60.0)
+        self._used[nonce] = now_ms
+
+    def _forget(self, now_ms: int) -> None:
+        """Those that are over anyway: each once, from the oldest on."""
+        while self._used and now_ms - self._used[oldest := next(iter(self._used))] >= NONCE_MS:
+            del self._used[oldest]
 
     def _sign(self, body: str) -> str:
         return hmac.new(self._key, body.encode(), hashlib.sha256).hexdigest()
