@@ -223,7 +223,7 @@ def test_a_standby_elsewhere_is_told_every_file_that_it_lacks(store: Store, tmp_
         standby.check(other, store, leader)
     elsewhere = replace(leader, home=str(other), host="far", boot="another")
     for who in (elsewhere, None):
-        with pytest.raises(SetupError, match="token, node-token, gang.key, secret.key"):
+        with pytest.raises(SetupError, match=r"token, node-token, gang\.key, secret\.key"):
             standby.check(other, store, who)  # a folder of the same name on another machine, and between two leaders
     for name in ("token", "node-token", "gang.key", "secret.key"):
         (other / name).write_bytes((home / name).read_bytes())
