@@ -84,7 +84,7 @@ class Desk:
     def __init__(self, root: Path, secrets: Sequence[str] = (), ended_ms: int | None = None) -> None:
         self.journal = Journal(root)
         attempt = SimpleNamespace(job="lm-1", ended_ms=ended_ms, placement=SimpleNamespace(world_size=2))
-        job = SimpleNamespace(spec=SimpleNamespace(secrets=secrets))
+        job = SimpleNamespace(spec=SimpleNamespace(secrets=secrets, all_secrets=secrets))
         self.world = SimpleNamespace(attempts={ATTEMPT: attempt}, jobs={"lm-1": job})
         self.words = LastWords(lambda: cast(Any, self.world), self.journal, self.values)
 
