@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Strict
 
 Role = Literal["viewer", "member", "admin"]
 Scope = Literal["read", "submit", "admin"]
@@ -117,7 +119,7 @@ class UserRequest:
     """Body of POST /users."""
 
     user: str
-    platform: bool = False
+    platform: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class TeamRequest:
     """Body of POST /teams. trusting: also where jobs are not kept apart, so that those of one team can read what another's can."""
 
     team: str
-    trusting: bool = False
+    trusting: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ class OrganisationView:
     body of PUT /organisation, where null leaves that as it is."""
 
     name: str
-    trusting: bool | None = None
+    trusting: Annotated[bool, Strict()] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

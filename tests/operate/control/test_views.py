@@ -41,7 +41,7 @@ def test_a_job_from_waiting_to_its_end(bench: Bench) -> None:
     assert why(bench, job).sentence == "waits for the scheduler's next decision"
     bench.tick()
     assert shown(bench, job).why == f"{NoNodes(0).sentence()}; position 1 in queue default"
-    assert (why(bench, job).reason, why(bench, job).position) == ({"known": 0, "drained": 0, "kind": "no_nodes"}, 1)
+    assert (why(bench, job).reason, why(bench, job).position) == ({"known": 0, "drained": 0, "exposed": 0, "kind": "no_nodes"}, 1)
     agent = bench.add("a")
     bench.tick()
     assert why(bench, job).sentence == "its ranks are being started on a (devices 0, 1)"

@@ -48,8 +48,8 @@ def completed(tmp_path: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (("no",), ["node"]),
-        (("node", ""), ["ls", "drain", "undrain"]),
+        (("no",), ["notebook", "node"]),
+        (("node", ""), ["ls", "describe", "drain", "undrain"]),
         (("node", "drain", "--re"), ["--reason"]),
         (("pause", "ti"), [JOB, "tiny-lm-9"]),
         (("pause", JOB, "o"), ["other-2"]),
