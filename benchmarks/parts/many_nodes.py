@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Final
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from phalanx.core import wire
 from phalanx.core.devices import Device, NodeShape
@@ -56,8 +56,8 @@ class Node:
         shape = NodeShape(NodeId(self.name), "127.0.0.1", devices, 128.0, 2**40, (20_000, 20_064))
         return Hello(shape, "boot", PROTOCOL, "simulated", 0, ())
 
-    async def _hear(self, socket: object) -> None:
-        async for text in socket:  # type: ignore[attr-defined]
+    async def _hear(self, socket: ClientConnection) -> None:
+        async for text in socket:
             message = wire.loads(ToAgent, text)
             if isinstance(message, Granted) and (asked_s := self._asked.pop(message.number, None)) is not None:
                 self.renewals.append(1000 * (time.monotonic() - asked_s))

@@ -26,7 +26,8 @@ FORBIDDEN: Final = 403
 MOVED_S: Final = 0.5
 PING_S: Final = 4.0
 SILENT_S_MAX: Final = 6.0
-"""A control plane that hangs is left 10 s after its last word, before a lease of 15 s is over; a busy one answers pings."""
+"""A control plane that hangs is left 10 s after its last word, before a lease of 15 s is over. One that waits for its database as
+long reads no pings either, and is dialled again: ranks notice nothing of it."""
 BACKOFF_S: Final = (0.1, 2.0)
 """First and longest pause between dials; each is drawn between half of it and all of it, so that a fleet does not dial at once."""
 CHUNK_BYTES_PER_S: Final = 32 * 1024 * 1024
