@@ -134,8 +134,8 @@ def _impatient(note_lost: Callable[..., None]) -> Callable[..., None]:
     )
 
 
-def _drained_too(_: Any) -> Callable[[World, Sightings], frozenset[NodeId]]:
-    return lambda world, seen: frozenset(node for node in seen.greeted if node in world.nodes and world.nodes[node].up)
+def _drained_too(_: Any) -> Callable[[World, Sightings, bool], frozenset[NodeId]]:
+    return lambda world, seen, strangers: frozenset(node for node in seen.greeted if node in world.nodes and world.nodes[node].up)
 
 
 def _once_more(again: Callable[..., bool]) -> Callable[..., bool]:

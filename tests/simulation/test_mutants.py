@@ -26,6 +26,16 @@ def test_a_mutant_turns_it_red(name: str) -> None:
     pytest.fail(f"{name} ({mutant.what}) did not violate {mutant.violates} in {SEEDS_MAX} seeds, only {seen}")
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_takes_what_the_right_code_takes(name: str) -> None:
+    """One that cannot even be called is red for that, and shows nothing of its property."""
+    mutant = MUTANTS[name]
+    for owner, attribute, made in [(mutant.owner, mutant.name, mutant.made), *([mutant.also] if mutant.also else [])]:
+        right = getattr(owner, attribute)
+        given = [object()] * len(inspect.signature(right).parameters)
+        inspect.signature(made(right)).bind(*given)
+
+
 def test_every_property_has_a_mutant_and_a_line_in_the_docs() -> None:
     """One that nothing violates may be one that never looks."""
     source = "".join(inspect.getsource(module) for module in (history, safety))
