@@ -183,9 +183,9 @@ def test_what_comes_soon_after_a_tick_shares_the_next_one_which_waits_as_long_as
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
         for _ in range(3 if len(pauses) == 1 else 0):
-            await control.change(submit)
+            await ticker.change(submit)
 
-    control = ControlThread(controller, bugs.append, lambda: now_s, pause=pause)
+    ticker = ControlThread(controller, bugs.append, lambda: now_s, pause=pause)
 
     async def scenario() -> None:
         nonlocal now_s
@@ -199,7 +199,7 @@ def test_what_comes_soon_after_a_tick_shares_the_next_one_which_waits_as_long_as
                 over.set()
             return NO_CHANGE
 
-        ticking = asyncio.create_task(control.run_ticks(decide))
+        ticking = asyncio.create_task(ticker.run_ticks(decide))
         await asyncio.wait_for(over.wait(), 60)
         while len(pauses) < 2:
             await asyncio.sleep(0)
@@ -207,7 +207,7 @@ def test_what_comes_soon_after_a_tick_shares_the_next_one_which_waits_as_long_as
         await asyncio.gather(ticking, return_exceptions=True)
 
     asyncio.run(scenario())
-    control.close()
+    ticker.close()
     assert submitted == [0, 3]
     assert pauses == [pytest.approx(0.02), GATHER_S_MAX]
 
