@@ -22,11 +22,11 @@ from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.world import World
 
 TICK_S: Final = 1.0
+"""Longest rest between ticks: leases and limits run out without anybody waking the loop."""
+
 GATHER_S_MAX: Final = 0.05
 """After a tick the next one waits for as long as that took, this at most: under load what comes meanwhile shares a decision and a
 commit, and at most half of the time goes into ticks. One that comes after a rest starts at once."""
-
-"""Longest time between ticks: leases and limits run out without anybody waking the loop."""
 
 TICKS_KEPT: Final = 8
 """How many of the newest ticks `tick_ms` tells of: 8 s on an idle platform."""
@@ -108,13 +108,13 @@ class ControlThread:
                 self.changed.ring()
 
     async def change(self, act: Callable[[Controller], T]) -> T:
-        """As `call`, and the next tick starts at once since something changed."""
+        """As `call`, and the next tick starts at once, or GATHER_S_MAX after the last one, since something changed."""
         result = await self.call(act)
         self.wake()
         return result
 
     def wake(self) -> None:
-        """Starts the next tick now. On the event loop's thread only."""
+        """Starts the next tick now, or GATHER_S_MAX after the last one. On the event loop's thread only."""
         self._wake.set()
 
     async def run_ticks(self, decide: Callable[[Snapshot], Awaitable[Plan]]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import TypeAdapter
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
@@ -21,16 +22,26 @@ from phalanx.operate.control.world import World
 
 router = APIRouter(tags=["nodes"])
 Node = Annotated[str, Path(max_length=255)]
+_NODES = TypeAdapter(tuple[NodeView, ...])
 
 
-@router.get("/nodes", dependencies=[READS], responses=LINK)
+@router.get("/nodes", dependencies=[READS], responses=LINK, response_model=tuple[NodeView, ...])
 async def list_nodes(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("nodes", str, limit=None))]
-) -> tuple[NodeView, ...]:
+) -> tuple[NodeView, ...] | Response:
     """Every known node, by name. What other teams hold there has no name."""
-    strangers = (await directory_of(services)).strangers
-    known = views.node_views(services.control.world, services.desk.seen_ms, strangers)
-    return veil_of(services, asker).nodes(page.of(known, lambda one: (one.node,)))
+    world, strangers = services.control.world, (await directory_of(services)).strangers
+
+    def found() -> tuple[NodeView, ...]:
+        known = views.node_views(world, services.desk.seen_ms, strangers)
+        return veil_of(services, asker).nodes(page.of(known, lambda one: (one.node,)))
+
+    async def rendered() -> bytes:
+        return _NODES.dump_json(found())
+
+    if page.after or page.limit:
+        return found()
+    return await services.answers.answer(("nodes", asker.sight, world.seq, strangers), rendered)
 
 
 @router.get("/nodes/{node}", dependencies=[READS])

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from phalanx.operate.control.agent_socket import AgentDesk
 from phalanx.operate.control.api.doors import Doors
+from phalanx.operate.control.api.kept_answers import KeptAnswers
 from phalanx.operate.control.api.oidc_door import OidcDoor
 from phalanx.operate.control.api.sending import OpenStreams
 from phalanx.operate.control.auth import Tokens
@@ -49,6 +50,10 @@ class Services:
     tail: Tail
     grown: LogBells
     streams: OpenStreams = field(default_factory=OpenStreams)
+    answers: KeptAnswers = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answers", KeptAnswers(self.clock.monotonic_ms))
 
 
 def services_of(request: Request) -> Services:
