@@ -62,12 +62,21 @@ class Forks:
         self._lock = threading.Lock()
         self._asking: socket.socket | None = None
 
-    def start(self, words: Sequence[str], argv: Sequence[str], err: IO[bytes]) -> Forked:
-        """words: what the function is called with. argv: the command line that the process shall think it was started by."""
-        asked = {"words": list(words), "argv": list(argv), "env": dict(os.environ), "cwd": str(Path.cwd())}
+    def start(
+        self,
+        words: Sequence[str],
+        argv: Sequence[str],
+        err: IO[bytes],
+        out: IO[bytes] | None = None,
+        env: Mapping[str, str] = os.environ,
+    ) -> Forked:
+        """words: what the function is called with. argv: the command line that the process shall think it was started by. Without
+        `out` it has our standard output."""
+        asked = {"words": list(words), "argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._lock, theirs:
-            socket.send_fds(self._server(), [json.dumps(asked).encode()], [theirs.fileno(), err.fileno()])
+            descriptors = [theirs.fileno(), 1 if out is None else out.fileno(), err.fileno()]
+            socket.send_fds(self._server(), [json.dumps(asked).encode()], descriptors)
         return Forked(int(ours.recv(64)), ours)
 
     def _server(self) -> socket.socket:
@@ -92,38 +101,41 @@ def serve(descriptor: str, function: str, *modules: str) -> object:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
     with socket.socket(fileno=int(descriptor)) as asked:
         while True:
-            words, (*descriptors,), _, _ = socket.recv_fds(asked, _ASKED_BYTES_MAX, 2)
+            words, (*descriptors,), _, _ = socket.recv_fds(asked, _ASKED_BYTES_MAX, 3)
             if not words:
                 return 0
             if os.fork() == 0:
                 break
             for one in descriptors:
                 os.close(one)
-    said, err = descriptors
-    _wait_above(said, err)
-    return _become(json.loads(words), function, err)
+    said, *streams = descriptors
+    _wait_above(said, streams)
+    return _become(json.loads(words), function, streams)
 
 
-def _wait_above(said: int, err: int) -> None:
+def _wait_above(said: int, streams: Sequence[int]) -> None:
     """Forks again. The parent tells the number of its child and how it ended; the child alone returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(said)
         return
-    os.close(err)
+    for one in streams:
+        os.close(one)
     with socket.socket(fileno=said) as telling, contextlib.suppress(BrokenPipeError):  # whoever asked may be gone
         telling.send(b"%d" % pid)
         telling.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
-def _become(asked: Mapping[str, Any], function: str, err: int) -> object:
-    os.dup2(err, 2)
-    os.close(err)
+def _become(asked: Mapping[str, Any], function: str, streams: Sequence[int]) -> object:
+    for number, one in enumerate(streams, 1):
+        os.dup2(one, number)
+        os.close(one)
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
     sys.orig_argv[:] = asked["argv"]
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)(*asked["words"])
+    called = getattr(importlib.import_module(module), name)
+    return called(*asked["words"])
