@@ -18,8 +18,11 @@ install: ## environment in .venv; quick when nothing changed
 demo: install ## the main job: DEMO_ARGS="--seed S --kill-step N" or --no-kill
 	@$(BIN)/python examples/tiny-lm/demo.py $(DEMO_ARGS)
 
-test: check ## style, types, room order, then every test
-	@$(BIN)/python -m pytest $(TEST_WORKERS) $(PYTEST_ARGS)
+# Beside the types, which take one core: else each of the processes below would compile every test, where Python keeps no bytecode.
+test: install ## style, types, room order, then every test
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -qq $(PYTEST_ARGS) > /dev/null 2>&1 & compiling=$$!; \
+	  $(MAKE) --no-print-directory check || exit; wait $$compiling; \
+	  $(BIN)/python -m pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
 check: install ## ruff, mypy --strict, import-linter, tidy
 	@$(BIN)/ruff format --check --quiet .
