@@ -3,8 +3,10 @@ SHELL := /bin/bash
 BIN := .venv/bin
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-# Half of the suite waits for processes of its own. Files stay whole: their fixtures are gangs. A second core's worth also on one.
-TEST_WORKERS ?= --numprocesses $(shell nproc | awk '{print ($$1 < 2 ? 2 : $$1 > 8 ? 8 : $$1)}') --dist loadfile --no-loadscope-reorder
+# Most of the suite waits for processes of its own: twice as many files at a time as there are cores, where each finds 3 GiB of memory.
+# Files stay whole: their fixtures are gangs.
+TEST_PROCESSES := $(shell awk -v cores=$$(nproc) '/^MemTotal:/ {n = 2 * cores; m = int($$2 / 3145728); n = n > 16 ? 16 : n; n = n > m ? m : n; print (n < 2 ? 2 : n)}' /proc/meminfo)
+TEST_WORKERS ?= --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo test check bench gpu-bundle soak clean
 
@@ -16,8 +18,11 @@ install: ## environment in .venv; quick when nothing changed
 demo: install ## the main job: DEMO_ARGS="--seed S --kill-step N" or --no-kill
 	@$(BIN)/python examples/tiny-lm/demo.py $(DEMO_ARGS)
 
-test: check ## style, types, room order, then every test
-	@$(BIN)/python -m pytest $(TEST_WORKERS) $(PYTEST_ARGS)
+# Beside the types, which take one core: else each of the processes below would compile every test, where Python keeps no bytecode.
+test: install ## style, types, room order, then every test
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -qq $(PYTEST_ARGS) > /dev/null 2>&1 & compiling=$$!; \
+	  $(MAKE) --no-print-directory check || exit; wait $$compiling; \
+	  $(BIN)/python -m pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
 check: install ## ruff, mypy --strict, import-linter, tidy
 	@$(BIN)/ruff format --check --quiet .

@@ -19,13 +19,33 @@ gc.disable()  # while tests are collected, which took three tenths longer with i
 MUST_RUN_ALL = os.geteuid() == 0 or os.environ.get("CI", "").lower() in ("1", "true")
 
 LONGEST = (
+    "job/train/test_train_recovery.py",
     "simulation/test_seeds.py",
     "e2e/test_kill_points.py",
+    "e2e/test_main_job.py",
+    "e2e/test_recovery_nodes.py",
+    "job/train/test_parallel.py",
     "e2e/test_chaos.py",
-    "e2e/soak/test_soak.py",
+    "job/train/test_recovery_script.py",
     "e2e/test_bad_input.py",
+    "job/train/test_expert_gang.py",
+    "e2e/test_sharing.py",
+    "operate/engines/test_local.py",
+    "e2e/test_recovery.py",
+    "e2e/soak/test_soak.py",
+    "e2e/test_stragglers.py",
+    "benchmarks/test_recovery_benchmark.py",
+    "e2e/test_checkpoints_in_a_store.py",
+    "operate/agent/test_lease.py",
+    "e2e/test_live_artifacts.py",
+    "operate/control/api/test_openapi.py",
+    "e2e/test_gc_and_store.py",
+    "e2e/test_joined_node.py",
+    "operate/control/test_standby.py",
+    "job/train/test_exchange_gang.py",
 )
-"""Files of minutes begin first: whoever comes to one last works on alone."""
+"""Files of more than a minute begin first, the longest of all at once: whoever comes to one last works on alone. Those that compute
+stand between those that wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

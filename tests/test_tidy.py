@@ -7,7 +7,9 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,36 +24,67 @@ BANNED = re.compile(r"manager|utils?|helpers?|common|misc", re.IGNORECASE)
 CODE = ("src", "tests", "examples", "benchmarks")
 
 
-def python_files() -> list[Path]:
-    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+class Defined(NamedTuple):
+    """A function or class of a file."""
+
+    name: str
+    kind: str
+    line: int
+    lines: int
+    docstring: str | None
 
 
-def definitions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+class Read(NamedTuple):
+    """What a file of Python says of itself."""
+
+    lines: int
+    docstring: str | None
+    definitions: tuple[Defined, ...]
+
+
+@cache
+def python_files() -> tuple[Path, ...]:
+    return tuple(path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+@cache
+def read(path: Path) -> Read:
+    """Parsed once for all tests, which took half a minute of them; the trees would take more memory than what is asked of them."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    return Read(len(text.splitlines()), ast.get_docstring(tree), tuple(_defined(tree)))
+
+
+def _defined(tree: ast.AST) -> Iterator[Defined]:
+    """Those inside of others too. None is inside of an expression, where most of a tree is."""
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            yield Defined(node.name, type(node).__name__, node.lineno, lines, ast.get_docstring(node))
+        if not isinstance(node, ast.expr):
+            yield from _defined(node)
 
 
 def test_functions_and_modules_are_short() -> None:
-    long = [f"{path.relative_to(ROOT)}: module" for path in python_files() if len(path.read_text().splitlines()) > MODULE_LINES_MAX]
+    long = [f"{path.relative_to(ROOT)}: module" for path in python_files() if read(path).lines > MODULE_LINES_MAX]
     long += [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        f"{path.relative_to(ROOT)}:{one.line} {one.name}"
         for path in python_files()
-        for node in definitions(path)
-        if not isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES_MAX
+        for one in read(path).definitions
+        if one.kind != "ClassDef" and one.lines > FUNCTION_LINES_MAX
     ]
     assert long == []
 
 
 def test_most_of_the_house_is_small() -> None:
     modules = [path for path in python_files() if path.is_relative_to(ROOT / "src")]
-    large = [path for path in modules if len(path.read_text().splitlines()) > 300]
+    large = [path for path in modules if read(path).lines > 300]
     assert len(large) <= len(modules) // 10
 
 
 def test_no_name_says_nothing() -> None:
     words = [part for path in python_files() for part in re.split(r"[/_.]", str(path.relative_to(ROOT)))]
-    words += [part for path in python_files() for node in definitions(path) for part in re.findall(r"[A-Z]?[a-z]+", node.name)]
+    words += [part for path in python_files() for one in read(path).definitions for part in re.findall(r"[A-Z]?[a-z]+", one.name)]
     assert sorted({word for word in words if BANNED.fullmatch(word)}) == []
 
 
@@ -67,10 +100,10 @@ def test_every_module_and_public_class_of_src_says_what_it_is() -> None:
 
 
 def documented(path: Path) -> Iterator[tuple[str, str | None]]:
-    yield "module", ast.get_docstring(ast.parse(path.read_text()))
-    for node in definitions(path):
-        if isinstance(node, ast.ClassDef):
-            yield node.name, ast.get_docstring(node)
+    yield "module", read(path).docstring
+    for one in read(path).definitions:
+        if one.kind == "ClassDef":
+            yield one.name, one.docstring
 
 
 @pytest.mark.parametrize(

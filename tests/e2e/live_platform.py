@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, TypeVar
 
 import pytest
 
 from phalanx.client import Client, connect
 from phalanx.core.views import JobView
 from phalanx.operate.agent.processes import start_ticks
+from tests.forked import Forks
+from tests.forked_command import IMPORTED
 
 T = TypeVar("T")
 BIN = Path(sys.executable).parent / "phalanx"
 DEADLINE_S = 180.0
+COMMANDS: Final = Forks("tests.forked_command:command", ("tests.forked_command", *IMPORTED), ())
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,15 @@ class Platform:
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """The command as a user types it; fails the test with its own words when `check` and it fails."""
-        result = subprocess.run(
-            [str(BIN), *arguments], env=self.environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        argv = [str(BIN), *arguments]
+        with TemporaryFile() as out, TemporaryFile() as err:
+            process = COMMANDS.start(argv, argv, err, out, self.environ)
+            try:
+                code = process.wait(DEADLINE_S)
+            finally:
+                process.send_signal(signal.SIGKILL)
+            said = [_from_start(file) for file in (out, err)]
+        result = subprocess.CompletedProcess(argv, code, *said)
         if check and result.returncode:
             pytest.fail(f"phalanx {' '.join(arguments)} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}")
         return result
@@ -84,6 +94,11 @@ class Platform:
             return view if view.progress and view.progress.step >= step else None
 
         return until(there)
+
+
+def _from_start(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def until(probe: Callable[[], T | None]) -> T:

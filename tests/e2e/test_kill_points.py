@@ -16,6 +16,7 @@ from live_platform import Platform, alive, until
 from phalanx.core.errors import WorldError
 from phalanx.core.views import JobView
 from phalanx.storage import workdir as packing
+from phalanx.storage.atomic import write_atomic
 
 HOOK: Final = Path(__file__).parent / "kill_points"
 
@@ -71,13 +72,15 @@ class Victim(Platform):
 
     kill_at: str = ""
     points: Path | None = None
+    orders: Path | None = None
     armed: int | None = None
 
     @property
     def environ(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH", ""))))
         points = str(self.points) if self.points else ""
-        return {**super().environ, "PYTHONPATH": path, "KILL_AT": self.kill_at, "KILL_POINTS": points}
+        told = {"KILL_AT": self.kill_at, "KILL_NEXT": str(self.orders or ""), "KILL_POINTS": points}
+        return {**super().environ, "PYTHONPATH": path, **told}
 
     def pid(self, daemon: str) -> int | None:
         try:
@@ -86,16 +89,22 @@ class Victim(Platform):
             return None
         return pid if alive(pid) else None
 
-    def up_armed(self, kill_at: str) -> bool:
-        """Starts the daemon anew so that it dies at `kill_at`; whether it came up before that."""
+    def up_armed(self, kill_at: str) -> None:
+        """Starts the daemon anew so that it dies at `kill_at`, perhaps before it came up."""
         daemon = kill_at.partition(" ")[0]
-        if kill_at.endswith("epoch.json"):
-            self._end("server")  # the next one has a new epoch, and an agent writes only what is new
         self._end(daemon)
         self.kill_at = kill_at
-        came_up = self.run("up", "--port", "0", "--cpu-slots", "2", check=False).returncode == 0
+        self.run("up", "--port", "0", "--cpu-slots", "2", check=False)
         self.kill_at, self.armed = "", self.pid(daemon)
-        return came_up
+
+    def arm(self, kill_at: str) -> None:
+        """The daemon that runs dies when it next comes to `kill_at`."""
+        self.armed = self.pid(kill_at.partition(" ")[0])
+        assert self.armed is not None and self.orders is not None
+        write_atomic(self.orders, kill_at.encode())
+        if kill_at.endswith("epoch.json"):
+            self._end("server")  # the next one has a new epoch, and an agent writes only what is new
+            self.run("up", "--port", "0", "--cpu-slots", "2", check=False)
 
     def _end(self, daemon: str) -> None:
         if (pid := self.pid(daemon)) is not None:
@@ -105,13 +114,16 @@ class Victim(Platform):
     def up_again(self) -> None:
         """Once the armed one is dead."""
         until(lambda: self.armed is None or not alive(self.armed))
+        assert self.orders is not None
+        self.orders.unlink(missing_ok=True)
         self.up()
 
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     victim = Victim(tmp_path_factory.mktemp("home"))
-    victim.points = tmp_path_factory.mktemp("seen") / "points"
+    seen = tmp_path_factory.mktemp("seen")
+    victim.points, victim.orders = seen / "points", seen / "orders"
     victim.up()
     yield victim
     victim.run("down", "--force")
@@ -147,12 +159,13 @@ def check_whole(victim: Victim, job: str, view: JobView) -> None:
         assert [one.id for one in client.jobs() if one.name == view.name] == [job]
         kinds = [event.kind for event in client.events(job)]
         assert client.ledger().balanced
+        logs = [client.logs(job, rank).text for rank in (0, 1)]
     assert len(view.attempts) == 1
     assert kinds.count("rank_said") == 2
     assert all(kinds.count(kind) <= 1 for kind in set(kinds) - {"rank_said", "job_waits"}), kinds
     for rank in (0, 1):
         assert (victim.home / "jobs" / job / f"started-{rank}").read_text() == "x"
-        assert victim.run("logs", job, "--rank", str(rank)).stdout.count(f"hello from {rank}") == 1
+        assert logs[rank].count(f"hello from {rank}") == 1
 
 
 def name_of(point: str) -> str:
@@ -173,7 +186,7 @@ def test_killed_while_it_starts(victim: Victim, workdir: Path, point: str, momen
 @pytest.mark.parametrize("point", LIVING)
 def test_killed_while_a_job_lives(victim: Victim, workdir: Path, point: str, moment: str) -> None:
     daemon, _, at = point.partition(" ")
-    victim.up_armed(f"{daemon} {moment} {at}")
+    victim.arm(f"{daemon} {moment} {at}")
     job = submitted(victim, f"{name_of(at)}-{moment}", workdir)
     victim.up_again()
     check_whole(victim, job, victim.finished(job))
@@ -184,7 +197,7 @@ def test_killed_while_a_job_lives(victim: Victim, workdir: Path, point: str, mom
 def test_killed_while_a_job_is_cancelled(victim: Victim, workdir: Path, point: str, moment: str) -> None:
     daemon, _, at = point.partition(" ")
     (workdir / "hold").write_text("")
-    victim.up_armed(f"{daemon} {moment} {at}")
+    victim.arm(f"{daemon} {moment} {at}")
     job = submitted(victim, f"{name_of(at)}-{moment}", workdir)
     until((victim.home / "jobs" / job / "started-1").exists)
     victim.run("cancel", job, check=False)

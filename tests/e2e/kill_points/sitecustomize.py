@@ -1,7 +1,8 @@
 """Every Python of a platform under test loads this when it starts: it ends a daemon by SIGKILL at one of its commit points.
 
-KILL_AT is 'DAEMON MOMENT POINT', such as 'server after commit:attempt_placed'. KILL_POINTS is a file that gets a line for each
-point met, so that a test notices points nobody kills at. Without either nothing is changed.
+KILL_AT is 'DAEMON MOMENT POINT', such as 'server after commit:attempt_placed'. KILL_NEXT is a file that holds such a line while a
+daemon that runs already shall die. KILL_POINTS is a file that gets a line for each point met, so that a test notices points nobody
+kills at. Without any of them nothing is changed.
 """
 
 import functools
@@ -20,8 +21,16 @@ def meet(daemon: str, moment: str, points: Iterable[str]) -> None:
         if path := os.environ.get("KILL_POINTS"):
             with open(path, "a") as seen:  # noqa: PTH123 (this runs at the start of every Python: as little as can be)
                 seen.write(f"{daemon} {point}\n")
-        if os.environ.get("KILL_AT") == f"{daemon} {moment} {point}":
+        if f"{daemon} {moment} {point}" in (os.environ.get("KILL_AT"), asked()):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def asked() -> str:
+    try:
+        with open(os.environ.get("KILL_NEXT", "")) as opened:  # noqa: PTH123 (as above)
+            return opened.read()
+    except OSError:
+        return ""
 
 
 def watch(daemon: str, where: str, name: str, points: Name) -> None:

@@ -93,7 +93,7 @@ def _start(arguments: Sequence[str], env: Mapping[str, str], folder: Path, log: 
         return subprocess.Popen([sys.executable, "-W", "error", *arguments], env=env, stdout=opened, stderr=opened, cwd=folder)
 
 
-def end_gang(ranks: Sequence[Rank], limit_s: float = 300) -> list[int]:
+def end_gang(ranks: Sequence[Rank], limit_s: float = 600) -> list[int]:
     """Exit codes in rank order; a rank that outlives the limit is killed."""
     codes = []
     for rank in ranks:

@@ -18,7 +18,7 @@ def cases_of(source: Path) -> list[str]:
     return re.findall(r"^def (case_\w+)", source.read_text(), re.MULTILINE)
 
 
-def played(module: str, folder: Path, world_size: int, limit_s: float = 300) -> Path:
+def played(module: str, folder: Path, world_size: int, limit_s: float = 600) -> Path:
     """Runs all cases of a module; its `main` is to call `play`."""
     end_gang(start_gang(["-m", module, str(folder)], folder, world_size, {}), limit_s)
     return folder

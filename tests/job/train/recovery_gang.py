@@ -29,7 +29,7 @@ class ShimGang:
     world_size: int
     process: Rank
 
-    def end(self, limit_s: float = 240) -> list[int]:
+    def end(self, limit_s: float = 600) -> list[int]:
         """Exit codes in rank order."""
         try:
             self.process.wait(limit_s)

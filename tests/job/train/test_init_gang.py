@@ -44,7 +44,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hf(out / "base", model, "float32", beside, 64, 0)
     shutil.copytree(out / "base", out / "kept")
     arguments = ("-m", "tests.job.train.init_cases", str(out), str(out / "data"), str(out / "base"))
-    codes = end_gang(start_gang(arguments, out / "logs", 2, {}), limit_s=120)
+    codes = end_gang(start_gang(arguments, out / "logs", 2, {}), limit_s=600)
     assert codes == [0, 0], logs(out / "logs")
     shutil.rmtree(out / "base")
     (out / "kept").rename(out / "base")

@@ -53,7 +53,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_given(out / "example-model", EXAMPLE.shape(classes=3))
     shapes.make(out / "few", each=40, shapes=("bar", "ring"))
     shapes.make(out / "shapes", each=40).rename(out / "example-data")
-    codes = end_gang(start_gang(("-m", "tests.job.train.vit_cases", str(out)), out / "logs", 2, {}), limit_s=240)
+    codes = end_gang(start_gang(("-m", "tests.job.train.vit_cases", str(out)), out / "logs", 2, {}), limit_s=600)
     assert codes == [0, 0], logs(out / "logs")
     return out
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 from websockets.datastructures import Headers
@@ -38,10 +38,12 @@ from phalanx.core.messages import (
     Welcome,
 )
 from phalanx.operate.agent.processes import start_ticks
+from tests.forked import Forked, Forks
 from tests.operate.goldens import protocol_1
 from tests.ports import free_port
 
 T = TypeVar("T")
+ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60.0
 PACE_MS = 300
 """A third of what a Welcome grants is the agent's pace: this makes it renew as often as it ever does, every 100 ms."""
@@ -216,12 +218,17 @@ class FarSide:
         return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, len(held))
 
 
+DEV: Final = ("-X", "dev", "-W", "error")
+PROGRAM: Final = "tests.operate.agent.agent_program"
+FORKS: Final = Forks(f"{PROGRAM}:main", [PROGRAM], DEV)
+
+
 @dataclass
 class AgentProcess:
     """`run_agent` in its own process, as `phalanx up` runs it."""
 
     home: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     namespaces: bool = True  # whether its shims may make them, where its user may
     version: str = ""  # what it takes itself for
     looks: bool = True  # at files that nobody rings for, ten times a second
@@ -231,15 +238,15 @@ class AgentProcess:
         imported = "from phalanx.operate.agent import agent; " if self.version or not self.looks else ""
         named = f"agent.version = lambda _: {self.version!r}; " if self.version else ""
         blind = "" if self.looks else "agent.LOOK_S = 3600; "
-        program = (
-            f"{bounded}{imported}{named}{blind}import sys; from pathlib import Path; "
-            "from phalanx.operate.agent.agent import run_agent; "
-            "from phalanx.operate.agent.connection import written_url; home = Path(sys.argv[1]); "
-            f"run_agent(home, written_url(home), {TOKEN!r}, 'node-a', 4)"
-        )
+        changed = bounded + imported + named + blind
+        found = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {PROGRAM} import main; main(*sys.argv[1:])"
+        words = [str(self.home), TOKEN]
+        argv = [sys.executable, *DEV, "-c", changed + found, *words]
         with (self.home / "agent.log").open("ab") as log:
-            argv = [sys.executable, "-X", "dev", "-W", "error", "-c", program, str(self.home)]
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
+            if changed:
+                self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
+            else:
+                self.process = FORKS.start(words, argv, log)
 
     @property
     def pid(self) -> int:

@@ -1,9 +1,13 @@
 """A control plane on a bench: the real controller and store, a clock set by hand, and agents that obey in memory."""
 
+import contextlib
+import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -326,6 +330,23 @@ class Bench:
         self.world.held()
 
 
+def lay_migrated(database: Path) -> None:
+    """An empty database of the newest schema, unless there is one: migrated once a process, and known by a number of its own."""
+    if database.exists():
+        return
+    database.write_bytes(_migrated())
+    with contextlib.closing(sqlite3.connect(database)) as opened, opened:
+        opened.execute("PRAGMA synchronous=OFF")
+        opened.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (secrets.randbits(62),))
+
+
+@cache
+def _migrated() -> bytes:
+    with TemporaryDirectory() as folder:
+        Store(Path(folder) / "phalanx.db").close()
+        return (Path(folder) / "phalanx.db").read_bytes()
+
+
 def new_bench(home: Path, database: Path | str = "", **changes: object) -> Bench:
     """An empty home with its first controller, on its own SQLite or the database that is named."""
     home.mkdir(parents=True, exist_ok=True)
@@ -333,6 +354,8 @@ def new_bench(home: Path, database: Path | str = "", **changes: object) -> Bench
     plain = Settings(home=home, lineage=plain_lineage, outbox_for=no_outbox, lease_ms=LEASE_MS, resend_ms=0)
     settings = replace(plain, **changes)  # type: ignore[arg-type] # as above
     database = database or home / "phalanx.db"
+    if isinstance(database, Path):
+        lay_migrated(database)
     store = Store(database, busy_ms=50)
     return Bench(home, clock, settings, links, {}, store, Controller(store, clock, links, settings), database)
 

@@ -1,5 +1,6 @@
 """The database's schema, revision by revision; run in process by `upgrade`. Knows the store's tables and nothing else."""
 
+from functools import cache
 from typing import Final
 
 from alembic import command
@@ -38,14 +39,20 @@ def revision(connection: Connection) -> str:
 
 def newest() -> str:
     """The revision of this version's schema."""
-    return "".join(ScriptDirectory.from_config(_config()).get_heads())
+    return "".join(_scripts().get_heads())
 
 
 def _check_known(revision: str) -> None:
     try:
-        ScriptDirectory.from_config(_config()).get_revision(revision or "base")
+        _scripts().get_revision(revision or "base")
     except CommandError as error:
         raise NewerSchema(revision) from error
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """Read once a process: each reading compiles every revision, four times an opened database."""
+    return ScriptDirectory.from_config(_config())
 
 
 def _config() -> Config:
