@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,28 @@ def test_a_line_without_end_is_sent_in_pieces_and_costs_one_of_memory(stream: St
         tracemalloc.stop()
         shipping.close()
     assert sent == 2**23 and shipping.drained(AttemptId("demo-1.1"))
+
+
+def test_a_look_at_one_attempt_reads_no_other(tmp_path: Path, cell: Cell) -> None:
+    shipping = Shipping()
+    folders = [
+        accept(tmp_path / "attempts", replace(cell.launch("", ranks=1), attempt=AttemptId(f"demo-{n}.1")), 1) for n in (1, 2)
+    ]
+    for folder in folders:
+        shipping.add(folder)
+    assert chunks(shipping) == [None]  # nothing there yet, and looked at
+    for folder in folders:
+        folder.stream("log", 0).write_bytes(b"line\n")
+    shipping.due(attempt=folders[1].attempt)
+    [chunk, nothing] = chunks(shipping, 2)
+    assert chunk is not None
+    assert chunk.attempt == folders[1].attempt
+    assert nothing is None
+    shipping.due()
+    [chunk] = chunks(shipping)
+    assert chunk is not None
+    assert chunk.attempt == folders[0].attempt
+    shipping.close()
 
 
 @pytest.mark.parametrize(("stream", "what"), [("log", "log"), ("records", "record file")])
