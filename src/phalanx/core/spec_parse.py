@@ -41,7 +41,7 @@ from phalanx.core.validation import Bounds, beyond, misread, value_of, what_to_w
 from phalanx.core.yaml_text import read_yaml_file
 
 SPEC_BYTES_MAX: Final = 256 * 1024
-BOUNDS: Final = Bounds(depth=16, values=20_000, chars=SPEC_BYTES_MAX)
+BOUNDS: Final = Bounds(depth=16, values=50_000, chars=SPEC_BYTES_MAX)
 """Of a spec, however it came: what is refused as a file is refused by the API too, before anything is made of it."""
 WEBHOOK_CHARS_MAX: Final = 1_000
 CPUS_MAX: Final = 1_000_000

@@ -48,7 +48,8 @@ async def submit(
 ) -> JobView:
     """Accepts a job, or refuses it with the one thing to change. With a key that was used before it answers with the first job, and
     checks nothing that was there then and may be gone; 409 when that was another job."""
-    spec = with_team(services, asker, parse_spec(dict(request.spec)))
+    parsed = await asyncio.to_thread(parse_spec, dict(request.spec))  # one of the largest size holds up nobody else
+    spec = with_team(services, asker, parsed)
     key = _teams_own(spec.team, _key_of(request.key, header))
     is_known = bool(key) and await asyncio.to_thread(services.store.job_of_key, key) is not None
     if not is_known:
