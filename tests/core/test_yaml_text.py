@@ -8,7 +8,7 @@ import yaml
 from phalanx.core.errors import SpecError
 from phalanx.core.policy_parse import load_policy
 from phalanx.core.spec_parse import load_spec
-from phalanx.core.yaml_text import read_yaml, read_yaml_file
+from phalanx.core.yaml_text import DEPTH_MAX, read_yaml, read_yaml_file
 
 
 @pytest.mark.parametrize("text", ["2026-12-01", "2026-13-01", "2026-12-01T09:00:00Z", "2026-12-01 09:00:00.5 +01:00"])
@@ -25,6 +25,41 @@ def test_a_value_that_its_tag_belies_is_malformed_yaml_and_no_bug(value: str, tm
     with pytest.raises(SpecError, match=r"is not valid YAML at line 2: .* is no ") as caught:
         read_yaml_file(file, "job file", 1024)
     assert (caught.value.field, caught.value.value) == ("job file", str(file))
+
+
+BOMBS = {
+    "hexadecimal": "a: 0x" + "f" * 60_000,
+    "binary": "a: 0b" + "1" * 60_000,
+    "octal": "a: 0" + "7" * 60_000,
+    "base 60": "a: 1" + ":1" * 30_000,
+    "base 60 with a point": "a: 1" + ":1" * 30_000 + ".5",
+    "decimal": "a: " + "9" * 5_000,
+    "a tag": "a: !!int '" + "9" * 5_000 + "'",
+    "a version": "%YAML " + "9" * 5_000 + ".1\n---\na: 1",
+    "lists": "a: " + "[" * 1_000,
+    "mappings": "a: " + "{a: " * 1_000,
+    "blocks": "- " * 1_000,
+    "keys": "? " * 1_000,
+    "aliases": "a: &a [x, x]\nb: &b [*a, *a]",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_would_explode_is_one_error_with_its_line(name: str, tmp_path: Path) -> None:
+    """Numbers were read in full, and then crashed whoever wanted to show them: a job file ended with a traceback."""
+    file = tmp_path / "job.yaml"
+    file.write_text(BOMBS[name])
+    with pytest.raises(SpecError, match="is not valid YAML") as caught:
+        load_spec(file)
+    assert len(caught.value.fix) < 300
+
+
+def test_numbers_and_nesting_of_an_honest_size_are_read() -> None:
+    assert read_yaml("a: [0xff, 0b11, 017, 1:30, 1_000, 2.0e+3, 1.5e-8, -7]") == {"a": [255, 3, 15, 90, 1000, 2000.0, 1.5e-8, -7]}
+    deep = "a: " + "[" * (DEPTH_MAX - 2) + "1" + "]" * (DEPTH_MAX - 2)
+    assert str(read_yaml(deep)).count("[") == DEPTH_MAX - 2
+    with pytest.raises(yaml.YAMLError, match=f"at most {DEPTH_MAX} deep"):
+        read_yaml("a: " + "[" * DEPTH_MAX + "1" + "]" * DEPTH_MAX)
 
 
 def test_a_month_that_does_not_exist_is_refused_by_field_in_jobs_and_policies(tmp_path: Path) -> None:

@@ -20,6 +20,15 @@ class Exit(IntEnum):
     DETACHED = 130
 
 
+def shown(value: object) -> str:
+    """What was given, as an error shows it. An error about a value must not fail on that value: Python writes out no number of over
+    4,300 digits, and no nesting that is as deep as its stack."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return f"({type(value).__name__} too large to show)"
+
+
 class PhalanxError(Exception):
     """Root of the tree."""
 
@@ -39,10 +48,10 @@ class UserError(PhalanxError):
         self.field = field
         self.value = value
         self.fix = fix
-        super().__init__(f"{field}: {fix}" if value is None else f"{field}: {value!r}: {fix}")
+        super().__init__(f"{field}: {fix}" if value is None else f"{field}: {shown(value)}: {fix}")
 
     def sentence(self) -> str:
-        return f"{self.field}: {self.fix}" if self.value is None else f"{self.field} is {self.value!r}: {self.fix}"
+        return f"{self.field}: {self.fix}" if self.value is None else f"{self.field} is {shown(self.value)}: {self.fix}"
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, object, str]]:
         """One error on one rank must reach the others whole."""

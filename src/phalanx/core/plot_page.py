@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from html import escape
 from typing import Final
 
+ALONE: Final = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+"""Stands first in a page, which then runs and fetches nothing, whatever else came to be in it."""
+
 _STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1c2430;--soft:#5c6675;--line:#dfe3e9;--ground:#fff;--card:#f7f8fa;
 --c0:#2563c9;--c1:#d9730d;--c2:#0f8a6d;--c3:#a63fb5;--c4:#b58900;--c5:#c23b3b;--c6:#5a7d2a;--c7:#7a8699}
@@ -39,7 +42,8 @@ font-weight:500}
 def plot_page(title: str, inside: str) -> str:
     """The whole file."""
     viewport = "width=device-width,initial-scale=1"
-    head = f"<meta charset='utf-8'><meta name='viewport' content='{viewport}'><title>{escape(title)}</title><style>{_STYLE}</style>"
+    head = f"<meta charset='utf-8'>{ALONE}<meta name='viewport' content='{viewport}'>"
+    head += f"<title>{escape(title)}</title><style>{_STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body><h1>{escape(title)}</h1>{inside}</body></html>\n"
 
 

@@ -37,10 +37,12 @@ from phalanx.core.spec_recovery import recovery_checks
 from phalanx.core.spec_session import session_checks
 from phalanx.core.spec_sharing import Check, parsed, sharing_checks
 from phalanx.core.training_data import Blocks, DataCache, DataSource, MixtureSource, WeightChange
-from phalanx.core.validation import misread, value_of, what_to_write, with_unit
+from phalanx.core.validation import Bounds, beyond, misread, value_of, what_to_write, with_unit
 from phalanx.core.yaml_text import read_yaml_file
 
 SPEC_BYTES_MAX: Final = 256 * 1024
+BOUNDS: Final = Bounds(depth=16, values=50_000, chars=SPEC_BYTES_MAX)
+"""Of a spec, however it came: what is refused as a file is refused by the API too, before anything is made of it."""
 WEBHOOK_CHARS_MAX: Final = 1_000
 CPUS_MAX: Final = 1_000_000
 """Cores of a node's part; far beyond any machine."""
@@ -108,6 +110,8 @@ def parse_spec(data: object) -> JobSpec:
     """Raises SpecError for the first problem found."""
     if not isinstance(data, dict):
         raise SpecError("job", data, _MAPPING)
+    if (much := beyond(data, BOUNDS)) is not None:
+        raise SpecError(much[0] or "job", *much[1:])
     normal = _normal(data)
     try:
         spec: JobSpec = _ADAPTER.validate_python(normal)
@@ -306,7 +310,7 @@ def _outside_checks(spec: JobSpec) -> Iterable[Check]:
 
 def _is_web(url: str) -> bool:
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if url.isprintable() and " " not in url else "")  # it leaves out line breaks and tabs without a word
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
     except ValueError:
         return False

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 _WRITE: Final[Mapping[str, str]] = {
@@ -46,6 +47,52 @@ def what_to_write(problem: Mapping[str, Any]) -> str:
         return f"write {_BOUNDS[kind].format(**context)}"
     said = str(problem["msg"]).removeprefix("Value error, ")
     return said[:1].lower() + said[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of untrusted data. values: numbers, texts, keys, lists and mappings in all. chars: of all texts and keys. bits: of a whole
+    number."""
+
+    depth: int
+    values: int
+    chars: int
+    bits: int = 64
+
+
+def beyond(data: object, bounds: Bounds) -> tuple[str, object, str] | None:
+    """(field, what it has, what to write) of the first thing that is too much; None where nothing is. Pydantic's time and ours grow
+    with what is given, and so do its errors. Looks no further than the bounds."""
+    values = chars = 0
+    waiting: list[tuple[str, object, int]] = [("", data, 0)]
+    while waiting:
+        at, one, depth = waiting.pop()
+        values += 1
+        if values > bounds.values:
+            return "", f"(over {bounds.values:,} values)", f"write at most {bounds.values:,} values in all"
+        if isinstance(one, str):
+            chars += len(one)
+            if chars > bounds.chars:
+                return at, f"(over {bounds.chars:,} characters)", f"write at most {bounds.chars:,} characters in all"
+        elif isinstance(one, int) and one.bit_length() > bounds.bits:
+            return at, f"(a number of {one.bit_length()} bits)", f"write a whole number of at most {bounds.bits} bits"
+        elif isinstance(one, Mapping | list | tuple):
+            if depth == bounds.depth:
+                return at, "(one more level)", f"write at most {bounds.depth} levels of mappings and lists"
+            waiting += _inside(at, one, depth + 1)
+    return None
+
+
+def _inside(at: str, data: "Mapping[Any, Any] | list[Any] | tuple[Any, ...]", depth: int) -> Iterator[tuple[str, object, int]]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield at, key, depth
+            yield (f"{at}.{key}" if at else str(key))[:_AT_CHARS_MAX], value, depth
+    else:
+        yield from ((at, value, depth) for value in data)
+
+
+_AT_CHARS_MAX: Final = 200
 
 
 def with_unit(problem: Mapping[str, Any]) -> str:

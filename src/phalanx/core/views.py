@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import Strict
+from pydantic import ConfigDict, Strict
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
@@ -541,6 +541,8 @@ class MembershipView:
 class GcRequest:
     """Body of POST /gc. `older_than`: a duration such as '30d', counted from when a job finished. `dry_run`: only say what would be
     collected."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt dry_run must not collect
 
     older_than: str = "30d"
     dry_run: Flag = False

@@ -8,7 +8,15 @@ import yaml
 
 from phalanx.core.errors import SpecError
 
+DEPTH_MAX: Final = 32
+"""Of mappings and lists inside each other; what is read here has six. Each level costs PyYAML some frames of the stack, and the
+more are open, the more time its look ahead for keys."""
+
+NUMBER_CHARS_MAX: Final = 100
+"""Python takes time that grows with the square of a number's length, and shows none of over 4,300 digits."""
+
 _LEFT_OUT: Final = frozenset({"tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"})
+_NUMBERS: Final = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 def read_yaml_file(path: Path, what: str, bytes_max: int) -> Any:
@@ -29,17 +37,27 @@ def read_yaml_file(path: Path, what: str, bytes_max: int) -> Any:
 
 def read_yaml(text: str) -> Any:
     """YAML as job files are read. Raises yaml.YAMLError, RecursionError."""
-    return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+    try:
+        return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+    except ValueError as error:  # PyYAML's, of what stands outside of any value, such as the version in %YAML
+        raise yaml.YAMLError(str(error)) from error
 
 
 class _PlainLoader(yaml.SafeLoader):
     """Safe YAML without aliases: an alias bomb of 1 KiB expands to gigabytes. Duplicate keys are refused, only true and
-    false are booleans, and dates are texts: whoever wants one reads it, and says what to write."""
+    false are booleans, and dates are texts: whoever wants one reads it, and says what to write. Depth and numbers have bounds."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag in _NUMBERS and len(node.value) > NUMBER_CHARS_MAX:
+            problem = f"a number has at most {NUMBER_CHARS_MAX} characters, and this one {len(node.value)}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, of a value that is not what its own tag says
+        except (ValueError, LookupError, AttributeError, OverflowError) as error:  # PyYAML's, of a value that its own tag belies
             problem = f"{getattr(node, 'value', '')!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
@@ -48,7 +66,14 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(
                 problem="aliases (*name) are not accepted; write the value out", problem_mark=self.get_mark()
             )
-        return super().compose_node(parent, index)
+        if self._depth == DEPTH_MAX:
+            problem = f"mappings and lists lie at most {DEPTH_MAX} deep"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()

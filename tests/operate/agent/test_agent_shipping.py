@@ -5,6 +5,7 @@ import base64
 import os
 import signal
 import socket
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,6 +193,27 @@ def test_what_is_no_file_loses_its_own_stream_only(cell: Cell, place: str) -> No
     assert cell.far.text("records", "good-2.1", 0) == "kept"
     assert cell.agent.log().count('"event": "not_shipped"') == 1
     assert len(cell.far.hellos()) == 1
+
+
+@pytest.mark.parametrize("stream", ["log", "records"])
+def test_a_line_without_end_is_sent_in_pieces_and_costs_one_of_memory(stream: Stream, tmp_path: Path, cell: Cell) -> None:
+    """8 MiB of it here; the file is the spool, whatever is in it."""
+    folder = accept(tmp_path / "attempts", cell.launch("", ranks=1), 1)
+    with folder.stream(stream, 0).open("wb") as file:
+        file.truncate(2**23)
+    shipping, sent = Shipping(), 0
+    shipping.add(folder)
+    tracemalloc.start()
+    try:
+        while (chunk := chunks(shipping)[0]) is not None:
+            sent += len(base64.b64decode(chunk.data))
+            assert chunk.offset + CHUNK_BYTES == sent
+            shipping.answered(ChunkAck(stream, AttemptId("demo-1.1"), 0, sent))
+        assert tracemalloc.get_traced_memory()[1] < 16 * CHUNK_BYTES
+    finally:
+        tracemalloc.stop()
+        shipping.close()
+    assert sent == 2**23 and shipping.drained(AttemptId("demo-1.1"))
 
 
 def test_a_look_at_one_attempt_reads_no_other(tmp_path: Path, cell: Cell) -> None:

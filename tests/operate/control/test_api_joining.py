@@ -1,7 +1,7 @@
 """Joining over HTTP, and what a node's credential opens: its own connection, blobs, and nothing of another's."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -9,8 +9,20 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from phalanx.core import features
+from phalanx.core.activity import Signal
 from phalanx.core.ids import NodeId
-from phalanx.core.messages import StartRanks
+from phalanx.core.messages import (
+    Activity,
+    ArtifactAck,
+    ArtifactSaved,
+    AttemptReport,
+    Granted,
+    RankExit,
+    Renew,
+    Report,
+    StartRanks,
+)
 from phalanx.operate.control.auth import digest
 from phalanx.operate.home import node_name
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
@@ -137,6 +149,62 @@ def test_a_credential_may_not_call_itself_another_node(server: LiveServer, pair:
         until(lambda: [node for node in server.get("/nodes") if node["node"] in (pair.a, pair.b)])
         assert right.socket.ping().wait(60), "its connection was not taken over"
     assert not {node["node"] for node in server.get("/nodes")} & {pair.a, "never-heard-of"}
+
+
+def test_what_a_node_says_of_anothers_attempt_changes_nothing(server: LiveServer, pair: Pair) -> None:
+    """By each message of the protocol and each route of nodes, with a credential of its own; from the right node each is heard."""
+    join(server, token(server), pair.a, pair.own)
+    join(server, token(server), pair.b, pair.other)
+    record = b'{"kind": "metric", "rank": 0, "step": 1, "name": "forged", "value": 1.0, "at_ms": 1}\n'
+    file = digest("file")
+    with server.http() as admin, Member(server, pair.a, pair.own, 7) as victim:
+        assert admin.put(f"/blobs/{file}", content=b"file").status_code == 204
+        assert admin.put("/secrets/OF_A", content="tiger-canary").status_code == 204
+        victim.shape = replace(victim.shape, features=(features.SECRETS, features.ARTIFACTS))
+        victim.hello()
+        job = server.submit(name="victim", secrets=["OF_A"], resources={"gpus": "7"})
+        launch = victim.started()
+        until(lambda: server.get(f"/jobs/{job}")["state"] == "running")
+        ended = AttemptReport(launch.attempt, 1, "ended", (), (RankExit(0, 9, 1, first=True),), 2**53, "forged", ended_ms=1)
+
+        def tell(agent: PlayedAgent, log: bytes) -> None:
+            agent.ship("log", launch.attempt, 0, 0, log)
+            agent.ship("records", launch.attempt, 0, 0, record)
+            agent.say(ArtifactSaved(launch.attempt, "result", file, 4, 1))
+            assert agent.hear(ArtifactAck).name == "result"
+            agent.say(Activity(launch.attempt, (Signal("terminal", 10**9),)))
+            agent.say(Renew(1))
+            agent.hear(Granted)
+
+        def known() -> tuple[Any, ...]:
+            logs = server.get(f"/jobs/{job}/logs")["text"]
+            return (
+                server.get(f"/jobs/{job}")["state"],
+                logs,
+                len(server.get(f"/jobs/{job}/artifacts")),
+                len(server.get(f"/jobs/{job}/steps")["metrics"]),
+            )
+
+        with Member(server, pair.b, pair.other) as forger:
+            forger.hello([ended])
+            tell(forger, b"forged\n")
+            forger.say(Report(replace(ended, epoch=2**40)))
+            forger.say(Report(replace(ended, phase="running", devices=(0, 1))))
+            forger.say(Renew(2))
+            forger.hear(Granted)
+        with server.http(pair.other) as node:
+            for named, status in ((pair.a, 401), (pair.b, 404)):
+                query = {"node": named, "attempt": launch.attempt}
+                assert node.get(f"/attempts/{launch.attempt}/secrets", params=query).status_code == status
+                assert node.put(f"/blobs/{file}", params=query, content=b"file").status_code == status
+        assert known() == ("running", "", 0, 0)
+        tell(victim, b"mine\n")
+        assert known() == ("running", "mine\n", 1, 1)
+        with server.http(pair.own) as node:
+            found = node.get(f"/attempts/{launch.attempt}/secrets", params={"node": pair.a})
+            assert found.status_code == 200 and "tiger-canary" in found.text
+        victim.report(launch, 1, "ended", dict.fromkeys(range(7), 0))
+        until(lambda: server.get(f"/jobs/{job}")["outcome"] == "succeeded")
 
 
 def test_the_homes_own_token_keeps_working_but_not_by_a_name_that_a_credential_holds(server: LiveServer, pair: Pair) -> None:

@@ -13,7 +13,7 @@ from phalanx.core.errors import SetupError
 from phalanx.core.ids import AttemptId
 from phalanx.core.messages import AttemptReport, RankExit
 from phalanx.core.spec import JobSpec
-from phalanx.operate.control.last_words import SAID_CHARS_MAX, TAIL_BYTES, LastWords, error_line
+from phalanx.operate.control.last_words import REASON_CHARS_MAX, SAID_CHARS_MAX, TAIL_BYTES, LastWords, error_line
 from phalanx.record.telemetry.journal import Journal
 
 TRACEBACK = """\
@@ -114,6 +114,14 @@ def test_only_the_rank_that_fell_first_is_asked_for_its_words_and_only_at_the_en
 def test_what_an_agent_says_of_words_is_not_believed(tmp_path: Path) -> None:
     told = replace(REPORT, exits=(replace(ENDED, said="tiger-canary"), replace(FELL, said="tiger-canary")))
     assert Desk(tmp_path).said(told) == ["", ""]
+
+
+def test_an_agents_own_words_are_no_way_to_fill_the_log(tmp_path: Path) -> None:
+    """They are kept with the job and shown with it; one message has room for two megabytes of them."""
+    told = Desk(tmp_path).words.told(replace(REPORT, lost="x" * 2**20, refused="y" * 2**20))
+    assert (len(told.lost), len(told.refused)) == (REASON_CHARS_MAX, REASON_CHARS_MAX)
+    honest = replace(REPORT, lost="it came back without them", refused="environment.lock: no such package")
+    assert (Desk(tmp_path).words.told(honest).lost, Desk(tmp_path).words.told(honest).refused) == (honest.lost, honest.refused)
 
 
 def test_no_secret_is_told_also_where_only_its_end_is_read(tmp_path: Path) -> None:

@@ -115,14 +115,18 @@ def finish(bench: Bench, spec: JobSpec) -> str:
 
 
 def pumped(
-    bench: Bench, until: Callable[[], bool], resolve: webhook.Resolve = webhook.resolve, url: str = "http://127.0.0.1:7"
+    bench: Bench,
+    until: Callable[[], bool],
+    resolve: webhook.Resolve = webhook.resolve,
+    url: str = "http://127.0.0.1:7",
+    strangers: Callable[[], bool] = lambda: False,
 ) -> None:
     """Runs a pump over the bench's database until something is so, as one server's life."""
 
     async def scenario() -> None:
         control = ControlThread(bench.control, lambda error: pytest.fail(str(error)))
         secrets = Secrets(bench.home, bench.store, bench.clock.now_ms)
-        pump = asyncio.create_task(NoticePump(control, bench.store, secrets, url, bench.clock.now_ms, resolve).run())
+        pump = asyncio.create_task(NoticePump(control, bench.store, secrets, url, bench.clock.now_ms, resolve, strangers).run())
         async with asyncio.timeout(60):
             while not until():
                 assert not pump.done()
@@ -297,6 +301,32 @@ def test_odd_spellings_of_an_address_are_seen_through(bench: Bench, receiver: Re
     for spelling in ("2852039166", "0xa9fea9fe", "169.254.43518"):
         with pytest.raises(webhook.Refused):
             asyncio.run(webhook.target_of(f"http://{spelling}/"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.200.3.4", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "::127.0.0.1"])
+def test_this_machine_is_told_nothing_for_a_team_that_others_do_not_trust(bench: Bench, receiver: Receiver, address: str) -> None:
+    """By a name that means something else at submit. For a team that is trusted, and the platform itself, it is."""
+
+    async def leads_here(host: str, port: int) -> Sequence[str]:
+        return [address]
+
+    def told(team: str, strangers: bool) -> list[str]:
+        finish(bench, replace(told_of(bench, f"http://receiver.test:{receiver.port}/hook", on=("finished",)), team=team))
+        with structlog.testing.capture_logs() as lines:
+            pumped(bench, lambda: not waiting(bench), leads_here, strangers=lambda: strangers)
+        return [line["why"] for line in lines if line["event"] == "notice_given_up"]
+
+    assert told("blue", strangers=True) == [f"receiver.test is {address}: loopback is not told for a team that others do not trust"]
+    assert receiver.got == []
+    if address == "127.0.0.1":
+        assert told("blue", strangers=False) == told("", strangers=True) == [] and len(receiver.got) == 2
+
+
+def test_the_platforms_own_server_is_no_receiver_of_another_teams(bench: Bench) -> None:
+    for spelling in ("127.1", "0x7f.1", "2130706433", "localhost", "x.LOCALHOST.", "[::1]"):
+        webhook.check_literal(f"http://{spelling}:7878/")
+        with pytest.raises(SpecError, match="loopback"):
+            webhook.check_literal(f"http://{spelling}:7878/", loopback=False)
 
 
 def test_a_receiver_that_listens_on_one_of_its_addresses_is_found(bench: Bench, receiver: Receiver) -> None:

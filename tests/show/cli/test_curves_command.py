@@ -9,6 +9,7 @@ import pytest
 
 from phalanx.core.curves import CurvePoint, CurvesView, MetricPoint
 from phalanx.core.ids import AttemptId
+from phalanx.core.plot_page import ALONE
 from phalanx.core.svg import BOTTOM
 from phalanx.core.svg import HEIGHT as SVG_HEIGHT
 from phalanx.show.cli.chart import HEIGHT, chart
@@ -70,7 +71,8 @@ def test_a_page_has_every_plot_and_no_word_from_outside_is_read_as_html(terminal
     titles = re.findall(r"<h2>(.*?)</h2>", html)
     assert titles[:5] == ["Loss", "Gradient norm", "Throughput", "Learning rate", "Where a step goes"] and len(titles) == 6
     assert "<b>8.5</b><span>val_loss_first, step 0</span>" in html
-    assert "<b>val" not in html and "\x1b" not in html and "<script" not in html and "http" not in html
+    assert "<b>val" not in html and "\x1b" not in html and "<script" not in html and "://" not in html
+    assert html.index(ALONE) < html.index("<title>")
     assert f"{JOB}.2 goes on at step 121" in html and f"{JOB}.1 goes on" not in html
     assert html.count('class="layer') == 6 and "nan" not in html
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from phalanx.core.plot_page import ALONE
 from tests.show.cli.terminal import Terminal
 
 
@@ -50,6 +51,7 @@ def test_data_show_writes_a_page_in_which_nothing_runs(terminal: Terminal, tmp_p
     assert (
         page.startswith("<!doctype html>") and "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;web\\x1b[2J" in page
     )
+    assert page.index(ALONE) < page.index("<title>")
     assert "width:90.00%" in page and "not taken: 5 binary<" in page and page.count("not taken") == 1 and "\x1b" not in page
     for name, message in {"page.txt": "ends in .html", "no/page.html": "cannot be written (No such file"}.items():
         refused = terminal("data", "show", str(tmp_path), "--page", str(tmp_path / name))

@@ -22,6 +22,9 @@ from phalanx.operate.control.world import World
 from phalanx.record.telemetry.journal import Journal
 
 SAID_CHARS_MAX: Final = 400
+REASON_CHARS_MAX: Final = 4_000
+"""Of an agent's own words, which are kept with the job and shown with it: an honest one's are a sentence, or an error's end."""
+
 TAIL_BYTES: Final = 16 * 1024
 _RANKS_MAX: Final = 4
 _LINES: Final = 40
@@ -56,7 +59,8 @@ class LastWords:
         fallen = [one for one in report.exits if one.first and one.code] if report.phase == "ended" else []
         first = sorted(fallen, key=lambda one: (one.at_ms, one.rank))[:_RANKS_MAX]
         said = {one.rank: self._said(report.attempt, one) for one in first}
-        return replace(report, exits=tuple(replace(one, said=said.get(one.rank, "") if one.first else "") for one in report.exits))
+        exits = tuple(replace(one, said=said.get(one.rank, "") if one.first else "") for one in report.exits)
+        return replace(report, exits=exits, lost=report.lost[:REASON_CHARS_MAX], refused=report.refused[:REASON_CHARS_MAX])
 
     def _said(self, attempt: AttemptId, fallen: RankExit) -> str:
         try:

@@ -217,7 +217,14 @@ class _Parts:
         services = self.services
         pump = OutboxPump(services.control, self.tracker, lambda attempt: _measured(services.series, attempt))
         ticks = services.control.run_ticks(Decider(self.scheduler).decide)
-        notices = NoticePump(services.control, services.store, services.secrets, services.url, services.clock.now_ms)
+        notices = NoticePump(
+            services.control,
+            services.store,
+            services.secrets,
+            services.url,
+            services.clock.now_ms,
+            strangers=services.accounts.strangers,
+        )
         return [ticks, pump.run(), notices.run(), Sealing(services.control, services.series).run()]
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
 """One POST to a webhook: to an address that may be told things, signed, and without a word of the answer being kept.
 
 The address is resolved once, checked, and connected to as it was checked, so that a name which means something else a moment later
-leads nowhere else. Loopback and private networks are allowed: the platform's users own the machines it runs on.
+leads nowhere else. Private networks are allowed, since jobs reach them anyway. So is loopback, but not for a team where others do
+not trust it: what listens there takes whoever comes from the control plane's own machine for its owner.
 """
 
 import asyncio
@@ -57,6 +58,8 @@ _REFUSED: Final = tuple(
     )
 )
 
+_LOOPBACK: Final = tuple(ip_network(text) for text in ("127.0.0.0/8", "::1/128"))
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) to addresses as text. Raises OSError."""
 
@@ -79,11 +82,12 @@ def signed(body: bytes, timestamp_s: int, key: str) -> str:
     return "sha256=" + hmac.new(key.encode(), f"{timestamp_s}.".encode() + body, hashlib.sha256).hexdigest()
 
 
-def check_literal(url: str) -> None:
-    """Raises SpecError when the URL itself names an address that may not be told. What a name means is seen when it is used."""
+def check_literal(url: str, loopback: bool = True) -> None:
+    """Raises SpecError when the URL itself names an address that may not be told. What a name means is seen when it is used.
+    loopback: whether this machine may be."""
     host = urlsplit(url).hostname or ""
     try:
-        why = _why_refused(host)
+        why = _why_refused(_literal(host), loopback)
     except ValueError:
         return
     if why:
@@ -119,8 +123,9 @@ def _look_up(host: str, port: int, loop: asyncio.AbstractEventLoop, answer: "asy
         loop.call_soon_threadsafe(tell)
 
 
-async def target_of(url: str, resolve: Resolve = resolve) -> Target:
-    """Resolves and checks. Raises Refused, OSError for a name that means nothing now."""
+async def target_of(url: str, resolve: Resolve = resolve, loopback: bool = True) -> Target:
+    """Resolves and checks. loopback: whether this machine may be told. Raises Refused, and OSError for a name that means nothing
+    now."""
     parts = urlsplit(url)
     host, port = _ascii(parts.hostname or ""), parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     if not host or not port:
@@ -129,7 +134,7 @@ async def target_of(url: str, resolve: Resolve = resolve) -> Target:
     if not addresses:
         raise OSError("its name has no address")
     for address in addresses:  # one bad one is enough: a name that mixes them is up to something
-        if why := _why_refused(address):
+        if why := _why_refused(address, loopback):
             raise Refused(f"{host} is {address}: {why}")
     return Target(url, host, tuple(addresses))
 
@@ -175,11 +180,23 @@ def _authority(host: str, port: int | None) -> str:
     return f"{literal}:{port}" if port else literal
 
 
-def _why_refused(text: str) -> str:
+def _literal(host: str) -> str:
+    """As an address, where it is one in whatever spelling the resolver takes for one: `127.1`, `0x7f000001`, `2130706433`."""
+    if host.rstrip(".").lower() == "localhost" or host.rstrip(".").lower().endswith(".localhost"):  # RFC 6761
+        return "127.0.0.1"
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return host
+
+
+def _why_refused(text: str, loopback: bool) -> str:
     """Why that address may not be told; '' when it may. Raises ValueError for what is no address."""
     address = _meant(ip_address(text.partition("%")[0]))
     if any(address in network for network in _REFUSED if network.version == address.version):
         return "link-local, metadata, multicast and unspecified addresses are not told"
+    if not loopback and any(address in network for network in _LOOPBACK if network.version == address.version):
+        return "loopback is not told for a team that others do not trust"
     return ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, Final, NamedTuple
 
+from phalanx.core.plot_page import ALONE
 from phalanx.core.units import count_of, show_amount_of_data, show_size
 from phalanx.show.cli.folder_page import facts, left_out_lines, lengths_title, sample_title, skipped, span
 from phalanx.show.cli.text import clean
@@ -57,7 +58,7 @@ def folder_html(found: Mapping[str, Any]) -> str:
     parts.append(_section("What it is", f"<dl>{said}</dl>", wide=True))
     name = _safe(found["path"])
     viewport = "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-    head = f"<meta charset='utf-8'>{viewport}<title>{name}</title><style>{_STYLE}</style>"
+    head = f"<meta charset='utf-8'>{ALONE}{viewport}<title>{name}</title><style>{_STYLE}</style>"
     body = f"<h1>{name}</h1>{_tiles(found)}<main>{''.join(parts)}</main>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}</body></html>\n"
 

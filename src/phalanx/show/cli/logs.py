@@ -2,11 +2,11 @@
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from phalanx.core.errors import Exit
+from phalanx.core.errors import Exit, SpecError
 from phalanx.show.cli.options import EXIT_CODES, HomeOption, JobArgument, Output, OutputOption, leave
 
 if TYPE_CHECKING:
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from phalanx.client import Client
     from phalanx.core.views import LogPage
+
+
+JOINED_CHARS_MAX: Final = 64 * 1024 * 1024
+"""Of a log that becomes one document, and so lies in memory."""
 
 
 def add(app: typer.Typer) -> None:
@@ -83,6 +87,12 @@ def _write(pages: "Iterable[LogPage]", output: Output, follow: bool) -> None:
 
 
 def _joined(pages: "Iterable[LogPage]") -> "Iterator[LogPage]":
-    """All pages of one attempt as one."""
-    parts = list(pages)
+    """All pages of one attempt as one. Raises SpecError for a log that is too long for one document."""
+    parts, chars = [], 0
+    for page in pages:
+        parts.append(page)
+        chars += len(page.text)
+        if chars > JOINED_CHARS_MAX:
+            fix = f"is over {JOINED_CHARS_MAX // 2**20} MiB, too long for one document; leave -o out, or add -f for one a page"
+            raise SpecError("log", parts[0].attempt, fix)
     yield dataclasses.replace(parts[-1], offset=parts[0].offset, text="".join(part.text for part in parts))

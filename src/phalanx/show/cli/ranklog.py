@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Patiently = Callable[[Callable[[], LogPage]], LogPage]
 TAIL_LINES: Final = 10
 LINE_CHARS_MAX: Final = 500
+_REST_CHARS_MAX: Final = 64 * 1024
+"""Kept of a line that has no end yet: a rank may write a gigabyte of one."""
 INDENT: Final = "  "
 
 
@@ -45,7 +47,8 @@ class GrowingLog:
         while True:
             page = patiently(partial(self._client.logs, job.id, self._rank, name, self._offsets.get(name, 0)))
             self._offsets[name] = page.next_offset
-            *lines, self._rest = (self._rest + page.text).split("\n")
+            *lines, rest = (self._rest + page.text).split("\n")
+            self._rest = _kept(rest)
             yield from (shown(text) for text in lines)
             if page.ended or page.next_offset == page.offset:
                 break
@@ -91,6 +94,14 @@ def last_words(client: "Client", job: JobView, seen: GrowingLog) -> Sequence[str
     if lines == [""]:
         return [f"Rank {rank} wrote nothing; see {log_command(job)}"]
     return [f"Last lines of rank {rank}:", *(shown(text) for text in lines), f"All of it: {log_command(job)}"]
+
+
+def _kept(rest: str) -> str:
+    """As much of an unfinished line as its beginning, and what it is redrawn with, can still show."""
+    if len(rest) <= _REST_CHARS_MAX:
+        return rest
+    redrawn = rest.rstrip("\r").rpartition("\r")[2]
+    return redrawn[:_REST_CHARS_MAX] + ("\r" if rest.endswith("\r") else "")
 
 
 def shown(text: str) -> str:

@@ -4,7 +4,7 @@ import sys
 from typing import Final
 from unicodedata import category
 
-from phalanx.core.errors import PhalanxError, UserError
+from phalanx.core.errors import PhalanxError, UserError, shown
 
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Control (escape sequences), format (text direction), lone surrogates, and the two Unicode line breaks."""
@@ -32,9 +32,9 @@ def error_text(error: PhalanxError) -> str:
     fix = clean(error.fix, keep="\n")
     if error.value is None:
         return f"{clean(error.field)}: {fix}"
-    value = repr(error.value)
-    shown = value if len(value) <= VALUE_CHARS_MAX else value[: VALUE_CHARS_MAX - 3] + "..."
-    return f"{clean(error.field)} is {clean(shown)}: {fix}"
+    value = shown(error.value)
+    cut = value if len(value) <= VALUE_CHARS_MAX else value[: VALUE_CHARS_MAX - 3] + "..."
+    return f"{clean(error.field)} is {clean(cut)}: {fix}"
 
 
 def note(text: str) -> None:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from phalanx.core.errors import Bug
 from phalanx.operate.control.api.access import READS, SUBMITS, authorities
@@ -22,6 +24,9 @@ from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 
 SHA = hashlib.sha256(b"red's").hexdigest()
 OPEN = {"anybody, without a token"}
+OF_ANYBODY = ("/api/v1/oidc/login",)
+"""Whose body is looked at, since no token is."""
+
 IN_A_JOB = "who may change the job, by the socket's own check"
 APART = {"a join token", "a node, by the socket's own check", IN_A_JOB, *OPEN}
 
@@ -120,6 +125,38 @@ def test_no_route_answers_who_may_not(teams: Teams, red: str, method: str, path:
         answer = httpx.request(method, url, headers=headers, trust_env=False, verify=False)
         assert answer.status_code in (403, 404), answer.text
         assert method == "HEAD" or answer.json()["fix"]
+
+
+def test_no_route_takes_a_write_from_another_sites_page(teams: Teams) -> None:
+    """With the token of who may everything, by each route that is not for reading alone; from the server's own page it is heard."""
+    writes = [(method, path) for method, path, _ in HTTP if method not in ("GET", "HEAD")]
+    assert {method for method, _ in writes} >= {"POST", "PUT", "DELETE"} and len(writes) > 25
+    with teams.http("ruth") as ruth, teams.server.http("phx_wrong") as stranger:
+        for method, path in writes:
+            url = f"{teams.server.url}{filled(path, 'none-1')}"
+            for origin in ("https://evil.example", "null", "http://127.0.0.1:1", f"{teams.server.url}.evil.example"):
+                answer = ruth.request(method, url, headers={"Origin": origin})
+                assert (answer.status_code, answer.json()["field"]) == (403, "Origin"), (method, path, origin)
+            own = stranger.request(method, url, headers={"Origin": teams.server.url})
+            assert own.status_code != 403, (method, path)
+
+
+def test_no_route_answers_under_another_machines_name(teams: Teams) -> None:
+    """As a page does that was loaded from a name which means this machine a moment later; sockets too."""
+    with teams.http("ruth") as ruth, teams.server.http("phx_wrong") as stranger:
+        for method, path, _ in HTTP:
+            url = f"{teams.server.url}{filled(path, 'none-1')}"
+            answer = ruth.request(method, url, headers={"Host": f"evil.example:{teams.server.url.rpartition(':')[2]}"})
+            assert answer.status_code == 400 and (method == "HEAD" or answer.json()["field"] == "Host"), (method, path)
+            assert stranger.request(method, url, headers={"Host": "localhost"}).status_code != 400 or path in OF_ANYBODY
+    for path in (path for method, path, _ in ROUTES if method == "WS"):
+        here, port = teams.server.url.removeprefix("http://").split(":")
+        token = {"Authorization": f"Bearer {teams.server.token('node-token')}"}
+        for host, origin in (("evil.example", None), (here, "http://evil.example")):
+            url = f"ws://{host}:{port}{filled(path, 'none-1').replace('{channel}', '0' * 32)}"
+            with pytest.raises(InvalidStatus) as refused, socket.create_connection((here, int(port))) as line:
+                connect(url, sock=line, origin=Origin(origin) if origin else None, additional_headers=token, proxy=None)
+            assert refused.value.response.status_code == 403, (path, host, origin)
 
 
 ONE_JOB = [one for one in HTTP if "{job}" in one[1]]

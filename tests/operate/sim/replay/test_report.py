@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.core.plot_page import ALONE
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.sim_report import EtaView, SimReport
 from phalanx.core.svg import BOTTOM, CHAR, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, bar_plot, line_plot
@@ -121,6 +122,7 @@ def test_the_page_is_one_file_without_scripts_or_network_and_escapes_names() -> 
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert not re.search(r"(src|href)=|https?://|@import|url\(", text)
+    assert text.index(ALONE) < text.index("<title>")
     assert text.count("<svg") == text.count("</svg>") == 6
     assert text.count("There is nothing to draw.") == 1, "no share of tenants is known"
     for title in ("Held devices over time", "The line over time", "Submission to end", "Where every device-second went", "Tenants"):

@@ -21,6 +21,7 @@ from phalanx.core.errors import (
     Unauthorized,
     UserError,
     WorldError,
+    shown,
 )
 from phalanx.core.validation import value_of, what_to_write
 
@@ -48,7 +49,7 @@ def problem(error: BaseException, status: int | None = None) -> JSONResponse:
     status = status or next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     body: dict[str, Any] = {"title": type(error).__name__ if status != 500 else "Bug", "status": status}
     if isinstance(error, UserError):
-        value = repr(error.value) if not isinstance(error.value, str) else error.value
+        value = error.value if isinstance(error.value, str) else shown(error.value)
         words = {
             "detail": str(error)[: 4 * VALUE_CHARS_MAX],
             "field": error.field,

@@ -2,13 +2,13 @@
 
 The API listens on loopback, and a browser on the same machine is the way in for strangers: DNS rebinding makes a foreign page's
 name resolve to 127.0.0.1 (the Host header betrays it), and a foreign page may send a write without reading the answer (the
-Origin header betrays it).
+Origin header betrays it). Answers say that they are what their type says, and nothing that a page may show or frame.
 """
 
+import re
 from typing import Final
-from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -21,6 +21,11 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 BODY_BYTES_MAX: Final = 1024 * 1024
 BLOBS: Final = "/api/v1/blobs/"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+"""As RFC 9110 has it, without the user, path and query that whoever reads it as a URL would find."""
+
+_ANSWERED: Final = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
+"""A name, a log line or an artifact is data of somebody's: no browser makes a page of it, whatever is in it."""
 
 
 class Guards:
@@ -36,18 +41,18 @@ class Guards:
             return
         refused = self._refused(scope, Headers(scope=scope))
         if refused is None:
-            await self._app(scope, _counted(receive, _limit(scope)), send)
+            await self._app(scope, _counted(receive, _limit(scope)), _marked(send))
         elif scope["type"] == "websocket":
             await WebSocketClose(1008, str(refused[1]))(scope, receive, send)
         else:
-            await problem(refused[1], refused[0])(scope, receive, send)
+            await problem(refused[1], refused[0])(scope, receive, _marked(send))
 
     def _refused(self, scope: Scope, headers: Headers) -> tuple[int, UserError] | None:
         host = headers.get("host", "")
         if _name(host) not in self._hosts:
             return 400, SpecError("Host", host, "reach the API by 127.0.0.1 or localhost")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host and scope.get("method") not in _READS:
+        if origin is not None and origin.partition("://")[2] != host and scope.get("method") not in _READS:
             return 403, Unauthorized("Origin", origin, "a page of another site may not write here")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > _limit(scope):
@@ -56,10 +61,19 @@ class Guards:
 
 
 def _name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def _marked(send: Send) -> Send:
+    async def marking(message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            headers = MutableHeaders(scope=message)
+            for name, value in _ANSWERED.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return marking
 
 
 def _limit(scope: Scope) -> int:

@@ -25,7 +25,7 @@ def refuse(services: Services, person: Person, spec: JobSpec) -> None:
     for field, value in named:
         if ".." in value.replace("\\", "/").split("/"):
             raise SpecError(field, value, "write the place without '..'")
-        place = _placed(value)
+        place = _followed(field, value)
         root = next((one for one in (home, *stores) if _within(place, one)), None)
         may_save = field == "checkpoint.store" and place in stores
         if root is not None and not may_save and not _is_own(services, person, place, root):
@@ -61,8 +61,16 @@ def _is_own(services: Services, person: Person, place: str, root: str) -> bool:
     return any(_within(place, own) for own in (os.path.realpath(jobs_folder / job.id), _placed(checkpoints_at(job, jobs_folder))))
 
 
+def _followed(field: str, value: str) -> str:
+    """Raises SpecError where a link on the way says to nobody where it leads, as those of the kernel below /proc."""
+    try:
+        return _placed(value)
+    except OSError as error:
+        raise SpecError(field, value, f"cannot be followed ({error.strerror}); name the place that it leads to") from error
+
+
 def _placed(value: str) -> str:
-    """One spelling of each place; a folder without links."""
+    """One spelling of each place; a folder without links. Raises OSError."""
     with contextlib.suppress(SpecError):  # said elsewhere, where it is used as one
         value = as_kept(value, "place")
     return value.rstrip("/") if "://" in value else os.path.realpath(value)

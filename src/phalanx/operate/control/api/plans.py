@@ -49,7 +49,7 @@ async def why(services: ServicesHere, asker: AskerHere, job: JobHere, changes: A
 @router.post("/plan", dependencies=[SUBMITS])
 async def plan(services: ServicesHere, asker: AskerHere, request: PlanRequest) -> PlanView:
     """What would be decided of a job if it were submitted now. Nothing is submitted."""
-    spec = with_team(services, asker, parse_spec(dict(request.spec)))
+    spec = with_team(services, asker, await asyncio.to_thread(parse_spec, dict(request.spec)))
     await asyncio.to_thread(others_files.refuse, services, asker.person, spec)
     snapshot = _snapshot(services)
     refused.refuse_unmeetable(services.control.world, spec, snapshot.now_ms)
