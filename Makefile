@@ -3,9 +3,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-# Most of the suite waits for processes of its own: twice as many files at a time as there are cores, where each finds 3 GiB of memory.
-# Files stay whole: their fixtures are gangs.
-TEST_PROCESSES := $(shell awk -v cores=$$(nproc) '/^MemTotal:/ {n = 2 * cores; m = int($$2 / 3145728); n = n > 16 ? 16 : n; n = n > m ? m : n; print (n < 2 ? 2 : n)}' /proc/meminfo)
+# Half of the suite waits for processes of its own; the other half is gangs that compute, of which more at a time than there are cores
+# only run into limits. Files stay whole: their fixtures are gangs. A second core's worth also on one.
+TEST_PROCESSES := $(shell nproc | awk '{print ($$1 < 2 ? 2 : $$1 > 8 ? 8 : $$1)}')
 TEST_WORKERS ?= --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo test check bench gpu-bundle soak clean

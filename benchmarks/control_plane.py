@@ -5,7 +5,8 @@ when a claim does not hold. Real processes on this machine, which clients and si
 
 `jobs_per_s`: 1,000 jobs of `/bin/true`, one array, on one node of CPU slots: from right before the submit until all are finished,
 each with its exit record on disk before that is told. The peer is HyperQueue, whose wheel brings server and worker: 1,000 tasks
-of one job, kept in memory. Published, of other machines: Slurm 28 jobs/s; Ray through resident agents 340 to 398 tasks/s.
+of one job, kept in memory. Beside it, where they are installed: Slurm, batch jobs of one array; Ray, tasks that run the program in
+resident workers. Published, of other machines: Slurm 28 jobs/s; Ray through resident agents 340 to 398 tasks/s.
 
 `read_p95_ms`: with 100,000 finished and 10,000 waiting jobs, the slowest p95 of `ls`, `describe`, `why` and `status`, one reader
 after another, while jobs are submitted and cancelled, so that decisions go on; how long ticks take is told. The jobs are copies
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import launch  # type: ignore[import-not-found]  # beside this file, where a script's imports are looked for first
+from parts import peers  # type: ignore[import-not-found]
 from parts.many_jobs import multiply  # type: ignore[import-not-found]
 
 from phalanx.core.ids import AttemptId
@@ -102,31 +104,12 @@ def jobs(extent: Extent) -> list[Answer]:
                 raise SystemExit(f"{extent.jobs} jobs were not finished in {LIMIT_S:.0f} s: {platform.client.status().jobs}")
             time.sleep(0.1)
         ours = extent.jobs / (time.monotonic() - start_s)
-    peer = hyperqueue(extent.jobs)
-    print(f"{extent.jobs} jobs of /bin/true: {ours:.1f}/s; HyperQueue, in memory: {peer and round(peer, 1)}/s")
-    return [claim("jobs_per_s", ours, peer, "jobs/s", ours >= JOBS_PER_S_MIN, f"ours >= {JOBS_PER_S_MIN}", published=PUBLISHED)]
-
-
-def hyperqueue(count: int) -> float | None:
-    """Tasks a second; None where it is not installed."""
-    with tempfile.TemporaryDirectory(prefix="phalanx-hq-") as folder:
-        try:
-            import hyperqueue as api  # type: ignore[import-not-found, unused-ignore]
-            from hyperqueue.cluster import LocalCluster, WorkerConfig  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            return None
-        with launch.stdout_is_stderr():
-            cluster = LocalCluster(f"{folder}/server", WorkerConfig(cores=SLOTS))
-            client = cluster.client()
-        try:
-            job = api.Job(default_workdir=folder)
-            for number in range(count):
-                job.program(["/bin/true"], stdout=f"{folder}/{number}.out", stderr=f"{folder}/{number}.err")
-            start_s = time.monotonic()
-            client.wait_for_jobs([client.submit(job)])
-            return count / (time.monotonic() - start_s)
-        finally:
-            cluster.stop()
+    peer = peers.hyperqueue(extent.jobs, SLOTS)
+    others = {} if extent is TINY else {"slurm": peers.slurm(extent.jobs, SLOTS), "ray": peers.ray(extent.jobs)}
+    others_per_s = {name: speed and round(speed, 1) for name, speed in others.items()}
+    print(f"{extent.jobs} jobs of /bin/true: {ours:.1f}/s; HyperQueue, in memory: {peer and round(peer, 1)}/s; {others_per_s}")
+    more = {"others_per_s": others_per_s, "published": PUBLISHED}
+    return [claim("jobs_per_s", ours, peer, "jobs/s", ours >= JOBS_PER_S_MIN, f"ours >= {JOBS_PER_S_MIN}", **more)]
 
 
 # Reads over many jobs
