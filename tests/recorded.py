@@ -229,7 +229,7 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             if self.command != "HEAD":
                 self.wfile.write(answer.body.encode())
 
-        do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
             """Silent: a test reads what the command says."""

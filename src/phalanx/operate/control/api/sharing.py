@@ -11,15 +11,16 @@ from phalanx.core.errors import NotFound
 from phalanx.core.people import Person
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
-from phalanx.core.use_views import QuotaView
+from phalanx.core.use_views import QueueShareRequest, QuotaView
 from phalanx.core.views import PolicyRequest, PolicyView, QueueView
-from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
+from phalanx.operate.control.api.access import LEADS, READS, RULES, ServicesHere, change, sees
 from phalanx.operate.control.api.asker import Asker, AskerHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
 from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.queue_shares import parted
 from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
@@ -90,8 +91,33 @@ async def list_queues(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("queues", str, limit=None))]
 ) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision; other
-    teams' are left out."""
+    teams' are left out, and so are their jobs where `running` and `waiting` are counted."""
     return page.of(_queues(services, asker), lambda one: (one.name,))
+
+
+@router.patch("/queues/{queue}", dependencies=[LEADS], responses=refusals(404, 409, 412))
+async def part_queue(
+    services: ServicesHere,
+    asker: AskerHere,
+    queue: Annotated[str, Path(max_length=100)],
+    request: QueueShareRequest,
+    response: Response,
+    if_match: IfMatch = "",
+) -> PolicyView:
+    """Another weight, quota or limit of one queue, from the next decision on: by admins of its team for queues below the team's
+    highest, within what that one is guaranteed; by platform admins for all. If-Match is of the policy, which is answered."""
+
+    def act(controller: Controller) -> Policy:
+        policy = controller.world.policy
+        if queue not in policy.queues or not _is_open(asker.person, policy, queue):
+            raise NotFound("queue", queue, "no such queue in the policy; `phalanx policy show` has them")
+        check_match("policy", _tag(asker, policy), if_match)
+        controller.set_policy(parted(policy, queue, request, asker.person), asker.name)
+        return controller.world.policy
+
+    policy = await change(services, asker, "queue.part", queue, act)
+    response.headers["ETag"] = _tag(asker, policy)
+    return _view(asker, policy)
 
 
 def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
@@ -99,7 +125,9 @@ def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
     snapshot = services.control.snapshot
     if snapshot is None:
         return ()
-    return tuple(view for view in queue_views(snapshot) if _is_open(asker.person, snapshot.policy, view.name))
+    jobs = services.control.world.jobs
+    known = queue_views(snapshot, lambda job: job in jobs and sees(asker, jobs[job]))
+    return tuple(view for view in known if _is_open(asker.person, snapshot.policy, view.name))
 
 
 def seen_by(person: Person, policy: Policy) -> Policy:

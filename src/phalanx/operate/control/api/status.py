@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from phalanx.core.isolation import trust
 from phalanx.core.views import StatusView
 from phalanx.operate.control import views
-from phalanx.operate.control.api.access import READS, ServicesHere, sees
+from phalanx.operate.control.api.access import READS, ServicesHere
 from phalanx.operate.control.api.asker import AskerHere, directory_of
 from phalanx.operate.control.api.veil import veil_of
 
@@ -31,7 +31,7 @@ async def status(services: ServicesHere, asker: AskerHere) -> StatusView:
         devices_are=views.devices_are(world),
         devices_total=total,
         devices_held=held,
-        jobs=views.job_counts(one for one in world.jobs.values() if sees(asker, one)),
+        jobs=views.job_counts(world, asker.person.sees),
         nodes=veil.nodes(views.node_views(world, services.desk.seen_ms, (await directory_of(services)).strangers)),
         outbox=await asyncio.to_thread(services.store.outbox_size),
         processes=await asyncio.to_thread(services.processes) if veil.is_open else {},
