@@ -135,6 +135,8 @@ class Asked:
     query: Mapping[str, str]
     body: bytes
     token: str
+    last: str = ""
+    """Of a stream: the id of the last event that was heard."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,8 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            answer = recorded.reply(Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body, token))
+            last = self.headers.get("Last-Event-ID", "")
+            answer = recorded.reply(Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body, token, last))
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
             if answer.location:
