@@ -5,6 +5,7 @@ import base64
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,28 @@ def test_what_is_no_file_loses_its_own_stream_only(cell: Cell, place: str) -> No
     assert cell.far.text("records", "good-2.1", 0) == "kept"
     assert cell.agent.log().count('"event": "not_shipped"') == 1
     assert len(cell.far.hellos()) == 1
+
+
+def test_a_look_at_one_attempt_reads_no_other(tmp_path: Path, cell: Cell) -> None:
+    shipping = Shipping()
+    folders = [
+        accept(tmp_path / "attempts", replace(cell.launch("", ranks=1), attempt=AttemptId(f"demo-{n}.1")), 1) for n in (1, 2)
+    ]
+    for folder in folders:
+        shipping.add(folder)
+    assert chunks(shipping) == [None]  # nothing there yet, and looked at
+    for folder in folders:
+        folder.stream("log", 0).write_bytes(b"line\n")
+    shipping.due(attempt=folders[1].attempt)
+    [chunk, nothing] = chunks(shipping, 2)
+    assert chunk is not None
+    assert chunk.attempt == folders[1].attempt
+    assert nothing is None
+    shipping.due()
+    [chunk] = chunks(shipping)
+    assert chunk is not None
+    assert chunk.attempt == folders[0].attempt
+    shipping.close()
 
 
 @pytest.mark.parametrize(("stream", "what"), [("log", "log"), ("records", "record file")])

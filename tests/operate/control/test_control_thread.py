@@ -17,7 +17,7 @@ from phalanx.core.spec import JobSpec
 from phalanx.decide.scheduler import Plan, Snapshot, Wait, schedule
 from phalanx.operate.control.api.application import create_app
 from phalanx.operate.control.api.services import Services
-from phalanx.operate.control.control_thread import STALE_S, TICK_S, TICKS_KEPT, ControlThread
+from phalanx.operate.control.control_thread import GATHER_S_MAX, STALE_S, TICK_S, TICKS_KEPT, ControlThread
 from phalanx.operate.control.controller import Controller, Settings
 from phalanx.operate.control.deciding import NO_CHANGE, Decider
 from phalanx.operate.control.line_process import LineProcess
@@ -142,7 +142,7 @@ def test_P04_health_says_so_when_ticks_stall_or_end(controller: Controller, bugs
 
 def test_the_newest_completed_ticks_say_how_long_they_took(controller: Controller, bugs: list[BaseException]) -> None:
     now_s = 0.0
-    control = ControlThread(controller, bugs.append, lambda: now_s)
+    control = ControlThread(controller, bugs.append, lambda: now_s, pause=at_once)
 
     async def scenario() -> None:
         nonlocal now_s
@@ -169,6 +169,47 @@ def test_the_newest_completed_ticks_say_how_long_they_took(controller: Controlle
     asyncio.run(scenario())
     control.close()
     assert control.tick_ms == tuple(1000.0 * number for number in range(2, TICKS_KEPT + 2))  # the second was put off
+
+
+async def at_once(_: float) -> None:
+    await asyncio.sleep(0)
+
+
+def test_what_comes_soon_after_a_tick_shares_the_next_one_which_waits_as_long_as_that_took(
+    controller: Controller, bugs: list[BaseException]
+) -> None:
+    now_s, pauses, submitted = 0.0, list[float](), list[int]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        for _ in range(3 if len(pauses) == 1 else 0):
+            await ticker.change(submit)
+
+    ticker = ControlThread(controller, bugs.append, lambda: now_s, pause=pause)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        over = asyncio.Event()
+
+        async def decide(snapshot: Snapshot) -> Plan:
+            nonlocal now_s
+            submitted.append(len(snapshot.pending))
+            now_s += (0.02, 3.0)[len(submitted) - 1]
+            if len(submitted) == 2:
+                over.set()
+            return NO_CHANGE
+
+        ticking = asyncio.create_task(ticker.run_ticks(decide))
+        await asyncio.wait_for(over.wait(), 60)
+        while len(pauses) < 2:
+            await asyncio.sleep(0)
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+    asyncio.run(scenario())
+    ticker.close()
+    assert submitted == [0, 3]
+    assert pauses == [pytest.approx(0.02), GATHER_S_MAX]
 
 
 async def ticks(control: ControlThread) -> AsyncIterator[Snapshot]:

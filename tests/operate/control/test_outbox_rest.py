@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -152,3 +153,29 @@ def test_no_row_is_given_up_for_a_tracker_that_dies_before_it_is_asked_any(tmp_p
 
     asyncio.run(scenario())
     assert asked.read_text().split()[-2:] == ["0", "1"]
+
+
+@pytest.mark.parametrize("lag_s_max", [60.0, 0.0])
+def test_rows_wait_while_attempts_are_started_one_after_another_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag_s_max: float
+) -> None:
+    """Rows of jobs that are over in milliseconds would take the processor from those that start."""
+    monkeypatch.setattr(outbox_pump, "LAG_S_MAX", lag_s_max)
+    looks = 0
+
+    def world(_: ControlThread) -> SimpleNamespace:
+        """As if attempts were made for a hundred looks."""
+        nonlocal looks
+        looks += 1
+        return SimpleNamespace(seq=looks, attempts=range(min(looks, 100)))
+
+    async def scenario() -> int:
+        async with pumping(tmp_path, monkeypatch) as at:
+            await at.submit()
+            await at.until(lambda: not at.store.outbox_size())
+            monkeypatch.setattr(ControlThread, "world", property(world))
+            await at.control.call(lambda controller: controller.submit(JobSpec(name="job", entrypoint="true"), "", "", "me"))
+            await at.until(lambda: not at.store.outbox_size())
+            return looks
+
+    assert (asyncio.run(scenario()) >= 100) is (lag_s_max > 0)

@@ -31,6 +31,7 @@ from phalanx.core.messages import (
     Granted,
     Hello,
     IdleWord,
+    Launch,
     OpenChannel,
     PlanFaults,
     Report,
@@ -46,7 +47,7 @@ from phalanx.operate.agent import boottime, code, secrets
 from phalanx.operate.agent.abilities import abilities
 from phalanx.operate.agent.artifacts import Artifacts
 from phalanx.operate.agent.attempt_run import AttemptRun, Node
-from phalanx.operate.agent.attempts import AttemptFolder, accept, discard, held
+from phalanx.operate.agent.attempts import AttemptFolder, Seen, accept, discard, held
 from phalanx.operate.agent.connection import Connection, StaleLeader
 from phalanx.operate.agent.devices import Reader, discover, node_shape, numbered, read_nvml
 from phalanx.operate.agent.faults import NodeFaults
@@ -140,7 +141,7 @@ class Agent:
         if self._keeping is not None:
             await asyncio.to_thread(self._keeping.recover, [folder.attempt for folder in folders])
         for folder in folders:
-            await self._hold(folder)
+            self._hold(folder, await asyncio.to_thread(folder.read))
         server = await RankSocket(agent_socket(self._sockets), self._rung).open()
         try:
             await self._forks.warm()
@@ -162,7 +163,8 @@ class Agent:
     async def _watch_failures(self) -> None:
         await self._failed
 
-    async def _hold(self, folder: AttemptFolder) -> None:
+    def _hold(self, folder: AttemptFolder, seen: Seen) -> None:
+        """Follows an attempt from now on, of which its files say that."""
         place = Node(
             self._known_shape or self._shape(),
             agent_socket(self._sockets),
@@ -175,8 +177,7 @@ class Agent:
             self._keeping,
             self._rung,
         )
-        run = AttemptRun(folder, place, self._changed)
-        await run.refresh()
+        run = AttemptRun(folder, place, self._changed, seen)
         self._runs[folder.attempt] = run
         self._busy.set()
         self._shipping.add(folder)
@@ -212,7 +213,7 @@ class Agent:
         if run.folder.attempt not in self._runs:
             return
         self._connection.send(Report(self._report(run)))
-        self._shipping.due()
+        self._shipping.due(attempt=run.folder.attempt)
         self._connection.wake()
         self._notice_drained()  # its last byte may have arrived before its end was seen
 
@@ -287,13 +288,18 @@ class Agent:
             case ArtifactAck():
                 self._artifacts.answered(message)
             case StartRanks() | StopRanks() | Forget() | GiveUpNode() | GangStarted() | PlanFaults() | RequestTraces():
-                if message not in self._commands:  # a slow disk must not make the line grow with every resend
+                if not self._waits(message):  # a slow disk must not make the line grow with every resend
                     self._commands.append(message)
                     self._commanded.set()
             case Granted(number=number, lease_ms=lease_ms):
                 self._granted(number, lease_ms)
             case IdleWord() | OpenChannel():
                 self._about_people(message)
+
+    def _waits(self, command: Command) -> bool:
+        """Whether that very command is in the line. Most are of other attempts, and comparing whole ones takes long."""
+        about = _attempt_of(command)
+        return any(_attempt_of(one) == about and one == command for one in self._commands)
 
     def _about_people(self, message: IdleWord | OpenChannel) -> None:
         """Beside commands: nobody waits for a disk to see their terminal."""
@@ -342,7 +348,7 @@ class Agent:
         attempt = command.launch.attempt
         if attempt not in self._runs:
             try:
-                await self._hold(await asyncio.to_thread(accept, self._attempts, command.launch, command.epoch))
+                self._hold(*await asyncio.to_thread(_accepted, self._attempts, command.launch, command.epoch))
             except (ValueError, SetupError) as error:  # it would be no better the next time
                 _log.error("launch_refused", attempt=attempt, error=str(error))
                 await self._never_held(attempt, command.epoch, f"the node refused to start them: {error}")
@@ -394,6 +400,16 @@ class Agent:
             self._faults.drop(attempt)
             self._ways.drop(attempt)
             self._watching.drop(attempt)
+
+
+def _attempt_of(command: Command) -> AttemptId:
+    return command.launch.attempt if isinstance(command, StartRanks) else command.attempt
+
+
+def _accepted(attempts: Path, launch: Launch, epoch: int) -> tuple[AttemptFolder, Seen]:
+    """As `accept`, and what there is of it already. In one call: each hop to a thread costs as much as a small file."""
+    folder = accept(attempts, launch, epoch)
+    return folder, folder.read()
 
 
 def run_agent(home: Path, url: Callable[[], str | None], token: str, node: NodeId, cpu_slots: int | None) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, ParamSpec
@@ -73,9 +73,12 @@ class StartRefused(StartFailed):
 class AttemptRun:
     """One attempt in the agent's memory. `changed` is called in the loop whenever `seen` is new."""
 
-    def __init__(self, folder: AttemptFolder, node: Node, changed: Callable[["AttemptRun"], None]) -> None:
+    def __init__(
+        self, folder: AttemptFolder, node: Node, changed: Callable[["AttemptRun"], None], seen: Seen | None = None
+    ) -> None:
+        """seen: what its files say now, where somebody has just read them."""
         self.folder = folder
-        self.seen = Seen()
+        self.seen = seen or Seen()
         self.drained = False
         self._node = node
         self._changed = changed
@@ -100,27 +103,35 @@ class AttemptRun:
 
     async def run(self) -> None:
         """Returns when the attempt has ended on disk. A machine short of anything only delays us: the files say where we are."""
+        failed = False
         try:
             while True:
                 try:
+                    if failed:  # else whoever made us has just looked
+                        await self.refresh()
                     await self._at_its_door()
                     await self._bring_to_end()
                     break
                 except OSError as error:
+                    failed = True
                     _log.warning("attempt_not_followed_now", attempt=self.folder.attempt, error=str(error))
                     await asyncio.sleep(RETRY_S)
-            if self._child is not None:
-                await asyncio.to_thread(self._child.wait)
-            await asyncio.to_thread(tidy, self.folder.accepted.launch, self._node.agent_socket)
-            remove_shim_sockets(self._node.shim_socket)  # one that was killed has left them
-            if self._node.keeping is not None:
-                await asyncio.to_thread(self._node.keeping.leave, self.folder, self._door)
+            await asyncio.to_thread(self._tidy_up)
         finally:
             if self._server is not None:
                 self._server.close()
             if self._child is not None:
                 self._child.close()
                 self._child = None
+
+    def _tidy_up(self) -> None:
+        """What its shim and its ranks have left, once the shim is gone. Does file I/O."""
+        if self._child is not None:
+            self._child.wait()
+        tidy(self.folder.accepted.launch, self._node.agent_socket)
+        remove_shim_sockets(self._node.shim_socket)  # one that was killed has left them
+        if self._node.keeping is not None:
+            self._node.keeping.leave(self.folder, self._door)
 
     async def stop(self, grace_ms: int) -> None:
         """SIGTERM, then SIGKILL after `grace_ms`; returns once the wish is durable.
@@ -170,7 +181,6 @@ class AttemptRun:
                 self._changed(self)
 
     async def _bring_to_end(self) -> None:
-        await self.refresh()
         if not self.seen.ended and self.folder.shim_process() is None:
             await self._start() if (failing := self.folder.failing()) is None else await self._end(self.folder.fail, **failing)
         if not self.seen.ended and (process := self.folder.shim_process()) is not None:
@@ -344,7 +354,8 @@ class AttemptRun:
                 try:
                     self._tell_stop()
                     self._tell_lease()
-                    async for _ in _first_and_each_line(reader):
+                    await self.refresh()  # something may have changed before we connected
+                    while await reader.read(LINE_BYTES_MAX):  # lines that came together are one look: none says more than that
                         await self.refresh()
                 finally:
                     self._control.close()
@@ -389,12 +400,6 @@ class AttemptRun:
                 _log.warning("end_not_written_yet", attempt=self.folder.attempt, error=str(error))
                 await asyncio.sleep(RETRY_S)
         await self.refresh()
-
-
-async def _first_and_each_line(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    yield b""  # something may have changed before we connected
-    while line := await reader.readline():
-        yield line
 
 
 def _last_word(log: Path) -> str:

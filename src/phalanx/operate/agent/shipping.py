@@ -119,10 +119,10 @@ class Shipping:
         if source is not None:
             source.answered(ack.offset)
 
-    def due(self, stream: Stream | None = None, rank: int | None = None) -> None:
-        """Looks at the files again: those of `stream` and `rank`, or all."""
+    def due(self, stream: Stream | None = None, rank: int | None = None, attempt: AttemptId | None = None) -> None:
+        """Looks at the files again: those of that `stream`, `rank` and `attempt`, or all. Each look is a hop to the reader."""
         for key, source in self._sources.items():
-            if stream in (None, key[2]) and rank in (None, key[1]):
+            if attempt in (None, key[0]) and rank in (None, key[1]) and stream in (None, key[2]):
                 source.due = True
 
     def look(self) -> bool:

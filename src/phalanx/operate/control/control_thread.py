@@ -22,6 +22,10 @@ from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.world import World
 
 TICK_S: Final = 1.0
+GATHER_S_MAX: Final = 0.05
+"""After a tick the next one waits for as long as that took, this at most: under load what comes meanwhile shares a decision and a
+commit, and at most half of the time goes into ticks. One that comes after a rest starts at once."""
+
 """Longest time between ticks: leases and limits run out without anybody waking the loop."""
 
 TICKS_KEPT: Final = 8
@@ -43,9 +47,12 @@ class ControlThread:
         on_bug: Callable[[BaseException], None],
         clock_s: Callable[[], float] = time.monotonic,
         check_lease: Callable[[], None] = lambda: None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`on_bug` is told of a broken promise inside the controller; it shall end the process, which `up` starts again.
-        `check_lease` raises StoreUnavailable while this process may not decide nor command anything."""
+        `check_lease` raises StoreUnavailable while this process may not decide nor command anything. `pause` waits for so many
+        seconds between two ticks."""
+        self._pause = pause
         self._check_lease = check_lease
         self._controller = controller
         self._on_bug = on_bug
@@ -130,6 +137,7 @@ class ControlThread:
                     self._tick_ms.append(1000 * (self._ticked_s - start_s))
                 except WorldError as error:
                     log.warning("tick_put_off", error=str(error))
+                await self._pause(min(self._clock_s() - start_s, GATHER_S_MAX))
                 await self._wait()
         except Exception as error:
             self._on_bug(error)

@@ -1,4 +1,5 @@
-"""Carries the outbox to the tracking process, row by row. Nothing waits for it.
+"""Carries the outbox to the tracking process, row by row. Nothing waits for it, and it waits while attempts are started one after
+another.
 
 A tracker that is away is asked again for as long as it takes; a row that fails otherwise, or that a tracker dies of which was
 there a moment before, is given up after a few tries, with a line in the log, since the rows behind it would wait for ever. A
@@ -27,6 +28,10 @@ TRIES_MAX: Final = 3
 DEATHS_MAX: Final = 5
 """More than TRIES_MAX: a machine short of memory kills trackers too, and recovers."""
 
+LAG_S_MAX: Final = 60.0
+"""How long rows wait for a moment in which no attempt is started; then all are delivered. To track a job of milliseconds takes more
+time than the job."""
+
 REST_S: Final = 600.0
 """Without a row for so long the tracking process is ended. Its next start costs about 2 s of CPU, which nobody waits for."""
 
@@ -51,6 +56,8 @@ class OutboxPump:
         self._failed: Counter[int] = Counter()
         self._empty_at = -1  # number of the newest event when the outbox was last seen empty
         self._busy_s = 0.0  # the loop's time when it last was not
+        self._behind_s: float | None = None  # the loop's time since which rows wait for a quiet moment
+        self._attempts: int | None = None  # that there were when last looked
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -72,13 +79,21 @@ class OutboxPump:
         if seq == self._empty_at:
             await self._rest()
             return 0
+        if self._is_launching():
+            return 0
         rows = await self._control.call(lambda controller: controller.pending_outbox(ROWS))
         for row in rows:
             await self._deliver_or_give_up(row.seq, row.entry)
         self._busy_s = asyncio.get_running_loop().time()
         if not rows:
-            self._empty_at = seq
+            self._empty_at, self._behind_s = seq, None
         return len(rows)
+
+    def _is_launching(self) -> bool:
+        """Whether attempts were made since the last look, and the rows can wait."""
+        now_s, before, self._attempts = asyncio.get_running_loop().time(), self._attempts, len(self._control.world.attempts)
+        self._behind_s = now_s if self._behind_s is None else self._behind_s
+        return before not in (None, self._attempts) and now_s - self._behind_s < LAG_S_MAX
 
     async def _rest(self) -> None:
         if self._tracker.pid is not None and asyncio.get_running_loop().time() - self._busy_s >= self._rest_s:
