@@ -3,14 +3,15 @@
 What is given is the platform's to say: it stands at the team's highest queue, which only platform admins change.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from phalanx.core.errors import Conflict, Forbidden, SpecError
 from phalanx.core.people import Person
-from phalanx.core.policy import Policy, Queue
+from phalanx.core.policy import ANY, Policy, Queue
 from phalanx.core.policy_parse import dump_policy, parse_policy
-from phalanx.core.policy_rules import guaranteed
+from phalanx.core.policy_rules import guaranteed, problems
 from phalanx.core.use_views import QueueShareRequest
 
 _ASK: Final = "an admin of the platform changes that by `phalanx policy set`"
@@ -31,10 +32,11 @@ def parted(policy: Policy, name: str, asked: QueueShareRequest, person: Person) 
     if "quota" in given and policy.queues[name].cells is not None:
         raise Conflict("quota", name, f"is guaranteed whole cells, beside which no quota stands; {_ASK}")
     changed = replace(policy, queues={**policy.queues, name: replace(policy.queues[name], **given)})
-    found = parse_policy(dump_policy(changed))
-    if not person.rules:
-        _check_given(policy, found, top)
-    return found
+    if person.rules:
+        return parse_policy(dump_policy(changed))
+    _check_given(policy, changed, name, top)
+    _check_own(policy, changed, top)
+    return changed
 
 
 def highest(policy: Policy, queue: str) -> str:
@@ -45,13 +47,58 @@ def highest(policy: Policy, queue: str) -> str:
     return queue
 
 
-def _check_given(before: Policy, after: Policy, top: str) -> None:
-    """Raises SpecError where the team would be guaranteed more than it is: somebody else would have less."""
-    known = guaranteed(before, top)
-    for kind, count in guaranteed(after, top).items():
-        if count > known.get(kind, 0):
-            fix = (
-                f"would make it {count} that {top} is guaranteed, which was given {known.get(kind, 0)}; "
-                "part what it has, or ask the platform's admins for more"
-            )
-            raise SpecError(f"quota.{kind}", count, fix)
+def _check_given(before: Policy, after: Policy, name: str, top: str) -> None:
+    """Raises SpecError where the team could take more than it was given: somebody else would have less."""
+    old, new = before.queues[name], after.queues[name]
+    _check_limit(old.limit, new.limit, before.queues[top].limit, top)
+    for kind in old.quota.keys() - new.quota.keys():  # by a quota in its entry it may be kept from borrowing
+        raise SpecError(f"quota.{kind}", None, f"cannot be left out; write {kind}:0 to guarantee none")
+    for queue in _way_up(before, name, top):
+        known, own = guaranteed(before, queue), before.queues[queue]
+        for kind, count in guaranteed(after, queue).items():
+            if count <= known.get(kind, 0):
+                continue
+            if queue == top:
+                fix = (
+                    f"would make it {count} that {top} is guaranteed, which was given {known.get(kind, 0)}; "
+                    "part what it has, or ask the platform's admins for more"
+                )
+                raise SpecError(f"quota.{kind}", count, fix)
+            if not own.lend:
+                fix = f"{queue} lends nothing, so others would have less while it is idle; keep to {known.get(kind, 0)}, or {_ASK}"
+                raise SpecError(f"quota.{kind}", count, fix)
+
+
+def _check_limit(old: Mapping[str, int], new: Mapping[str, int], given: Mapping[str, int], top: str) -> None:
+    """Raises SpecError where more may be held by it of what the highest queue, whose limit is `given`, does not limit itself. A
+    limit between the two counts for nothing: the team may have written it, as high as it likes."""
+    if ANY in given:
+        return
+    fix = f"is raised where {top} has a limit of it alone; leave it in, at most as it was, or {_ASK}"
+    for kind, most in old.items():
+        now = new.get(kind, new.get(ANY))
+        if kind not in given and (now is None or now > most):
+            raise SpecError(f"limit.{kind}", now, fix)
+    if ANY in old:  # a type that is named from now on does not count under it any more
+        parts = [count for kind, count in new.items() if kind == ANY or (kind not in old and kind not in given)]
+        if sum(parts) > old[ANY]:
+            raise SpecError(f"limit.{ANY}", new[ANY], f"and the types that it covered make {sum(parts)} of {old[ANY]}: {fix}")
+
+
+def _check_own(before: Policy, after: Policy, top: str) -> None:
+    """Raises SpecError for what the change makes wrong in the team's own queues. What stands beside or above them cannot have
+    become worse, since no more is guaranteed, and is not theirs to read."""
+    stood = set(map(repr, problems(before)))
+    own = {name for name in after.queues if top in _way_up(after, name, top)}
+    for problem in problems(after):
+        parts = problem[0].split(".")
+        if parts[0] == "queues" and parts[1] in own and repr(problem) not in stood:
+            raise SpecError(*problem)
+
+
+def _way_up(policy: Policy, queue: str, top: str) -> list[str]:
+    """From it to the highest of its team, or of the tree."""
+    way = [queue]
+    while way[-1] != top and (above := policy.queues[way[-1]].parent) in policy.queues and above not in way:
+        way.append(above)
+    return way

@@ -1,13 +1,15 @@
 """How the fleet is shared: the policy, and what queues hold of it."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core import wire
-from phalanx.core.errors import NotFound
+from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.people import Person
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
@@ -24,6 +26,9 @@ from phalanx.operate.control.queue_shares import parted
 from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
+
+TRIES: Final = 5
+"""Of a change that is worked out beside the control thread, before its asker is told that others are quicker."""
 
 
 @router.get("/policy", dependencies=[READS])
@@ -105,19 +110,35 @@ async def part_queue(
     if_match: IfMatch = "",
 ) -> PolicyView:
     """Another weight, quota or limit of one queue, from the next decision on: by admins of its team for queues below the team's
-    highest, within what that one is guaranteed; by platform admins for all. If-Match is of the policy, which is answered."""
+    highest, within what that one is guaranteed and limited to; by platform admins for all. If-Match is of the policy, which is
+    answered."""
 
-    def act(controller: Controller) -> Policy:
-        policy = controller.world.policy
-        if queue not in policy.queues or not _is_open(asker.person, policy, queue):
-            raise NotFound("queue", queue, "no such queue in the policy; `phalanx policy show` has them")
-        check_match("policy", _tag(asker, policy), if_match)
-        controller.set_policy(parted(policy, queue, request, asker.person), asker.name)
-        return controller.world.policy
+    for _ in range(TRIES):
+        policy = services.control.world.policy
+        found = await asyncio.to_thread(_parted, asker, policy, queue, request, if_match)
+        if await change(services, asker, "queue.part", queue, partial(_put, policy, found, asker)):
+            response.headers["ETag"] = _tag(asker, found)
+            return _view(asker, found)
+    raise Conflict("policy", None, "was changed by others each time while this was worked out; ask again")
 
-    policy = await change(services, asker, "queue.part", queue, act)
-    response.headers["ETag"] = _tag(asker, policy)
-    return _view(asker, policy)
+
+def _parted(asker: Asker, policy: Policy, queue: str, request: QueueShareRequest, if_match: str) -> Policy:
+    """What comes of it. Off the control thread: to check the whole of a large policy would hold up a fleet."""
+    if queue not in policy.queues or not _is_open(asker.person, policy, queue):
+        raise NotFound("queue", queue, "no such queue in the policy; `phalanx policy show` has them")
+    check_match("policy", _tag(asker, policy), if_match)
+    return parted(policy, queue, request, asker.person)
+
+
+def _put(before: Policy, found: Policy, asker: Asker, controller: Controller) -> bool:
+    """Whether the policy still was the one that was read, and is `found` now."""
+    if controller.world.policy is not before:
+        return False
+    if asker.person.rules:
+        controller.set_policy(found, asker.name)
+    else:
+        controller.part_policy(found, asker.name)
+    return True
 
 
 def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
