@@ -23,6 +23,7 @@ class Issuer:
     def __init__(self) -> None:
         self.url = ""
         self.key = RSAKey.generate_key(2048, {"kid": "one"}, auto_kid=False)
+        self.more_keys: list[Any] = []
         self.claims: dict[str, Any] = {}
         self.codes: dict[str, dict[str, str]] = {}
         self.key_asked = 0
@@ -45,7 +46,7 @@ class Issuer:
     def document(self, path: str) -> dict[str, Any]:
         if path == "/keys":
             self.key_asked += 1
-            return {"keys": [self.key.as_dict(private=False)]}
+            return {"keys": [key.as_dict(private=False) for key in (self.key, *self.more_keys)]}
         return {
             "issuer": self.url,
             "jwks_uri": f"{self.url}/keys",

@@ -1,10 +1,12 @@
 """Logging in with a browser elsewhere: by a code, only where the platform allows it, and once for each token."""
 
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from joserfc.jwk import ECKey
 
 from phalanx.client import Client
 from phalanx.client.oidc_device import log_in_elsewhere
@@ -129,8 +131,26 @@ def test_a_token_without_a_nonce_is_good_while_it_is_young(issuer: Issuer, provi
 
 def test_what_was_spent_is_known_for_longer_than_it_is_good() -> None:
     nonces, last_ms = Nonces(), (DEVICE_S + 2 * LEEWAY_S) * 1000
-    nonces.spend("token", 0)
+    nonces.spend("token.x", 0)
     for now_ms in (0, last_ms):
         with pytest.raises(Unauthorized, match="was used"):
-            nonces.spend("token", now_ms)
-    nonces.spend("another", last_ms)
+            nonces.spend("token.x", now_ms)
+    nonces.spend("another.x", last_ms)
+
+
+def test_another_signature_of_the_same_token_makes_it_no_other(issuer: Issuer, provider: Provider) -> None:
+    """Of ES256: with n - s in place of s it is as good, and nobody needs the key for that."""
+    key = ECKey.generate_key("P-256", {"kid": "two"}, auto_kid=False)
+    issuer.more_keys = [key]
+    token = issuer.token(None, NOW_S, key, {"alg": "ES256", "kid": "two"})
+    signed, _, signature = token.rpartition(".")
+    raw = base64.urlsafe_b64decode(signature + "==")
+    n = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    other_s = (n - int.from_bytes(raw[32:], "big")).to_bytes(32, "big")
+    other = f"{signed}.{base64.urlsafe_b64encode(raw[:32] + other_s).rstrip(b'=').decode()}"
+    nonces = Nonces()
+    for one in (token, other):
+        assert provider.identity(one, "n", NOW_S * 1000, device=True).subject == "s-1"
+    nonces.spend(token, 0)
+    with pytest.raises(Unauthorized, match="was used"):
+        nonces.spend(other, 0)

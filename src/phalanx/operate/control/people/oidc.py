@@ -171,8 +171,9 @@ class Nonces:
         self._note(nonce, now_ms)
 
     def spend(self, id_token: str, now_ms: int) -> None:
-        """Notes a token that no nonce binds to one login. Raises Unauthorized for one that was used, RateLimited."""
-        sha256 = hashlib.sha256(id_token.encode()).hexdigest()
+        """Notes a token that no nonce binds to one login. Raises Unauthorized for one that was used, RateLimited. Known
+        by what was signed: of an ECDSA signature anybody can make a second one that is good (SEC 1, 4.1.3: s and n - s)."""
+        sha256 = hashlib.sha256(id_token.rpartition(".")[0].encode()).hexdigest()
         if sha256 in self._used:
             raise Unauthorized(_FIELD, "(not shown)", "was used; log in again")
         self._note(sha256, now_ms)
