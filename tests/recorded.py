@@ -135,6 +135,8 @@ class Asked:
     query: Mapping[str, str]
     body: bytes
     token: str
+    last: str = ""
+    """Of a stream: the id of the last event that was heard."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,8 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-            answer = recorded.reply(Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body, token))
+            last = self.headers.get("Last-Event-ID", "")
+            answer = recorded.reply(Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body, token, last))
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.kind)
             if answer.location:
@@ -229,7 +232,7 @@ def _handler(recorded: RecordedServer) -> type[BaseHTTPRequestHandler]:
             if self.command != "HEAD":
                 self.wfile.write(answer.body.encode())
 
-        do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
             """Silent: a test reads what the command says."""

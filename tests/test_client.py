@@ -301,7 +301,7 @@ class LogServer:
             first_over = self.calls > 12
             attempts = (attempt_view(1), attempt_view(2)) if first_over else (attempt_view(1),)
             return answer(JobView, finished_view(attempts=attempts) if first_over else job_view(attempts=attempts))
-        attempt, offset = request.url.params["attempt"], int(request.url.params["offset"])
+        attempt, offset = request.url.params.get("attempt", f"{JOB}.1"), int(request.url.params["offset"])
         whole = "".join(self.logs[attempt])
         text = whole[offset : offset + 4]
         return answer(LogPage, log_page(text, offset, ended=offset + len(text) >= len(whole), attempt=int(attempt[-1])))
@@ -340,8 +340,14 @@ def test_following_one_attempt_stays_with_it() -> None:
 
 def test_following_a_job_that_never_started_ends_with_it() -> None:
     views = [job_view(state="pending", attempts=()), finished_view("cancelled", attempts=())]
-    client = client_of(lambda _: answer(JobView, views.pop(0) if len(views) > 1 else views[0]))
-    assert list(client.follow_logs(JOB)) == []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/logs"):
+            problem = {"title": "NotFound", "status": 404, "field": "attempt", "value": JOB, "fix": "it has not started yet"}
+            return httpx.Response(404, json=problem, headers={"Content-Type": "application/problem+json"})
+        return answer(JobView, views.pop(0) if len(views) > 1 else views[0])
+
+    assert list(client_of(handle).follow_logs(JOB)) == []
 
 
 def test_patience_has_an_end() -> None:

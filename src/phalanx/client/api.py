@@ -9,8 +9,9 @@ import httpx
 from phalanx.client.http import answer_of, open_line, request_of
 from phalanx.client.methods import Methods
 from phalanx.client.people import People
-from phalanx.client.steps import Answer, Ask, Do, Give, Giving, Now, Program, Rest, Step
-from phalanx.core.errors import PhalanxError, WorldError
+from phalanx.client.steps import Answer, Ask, Do, Give, Giving, Hear, Listen, Now, Program, Rest, Step
+from phalanx.client.streamed import Stream
+from phalanx.core.errors import Bug, PhalanxError, WorldError
 
 if TYPE_CHECKING:
     from phalanx.client.channels import Channel
@@ -123,31 +124,33 @@ class Client(Methods):
             except StopIteration as over:
                 value: T = over.value
                 return value
-            result, error = self._tried(step)
+            result, error = _tried(self._done, step)
 
     def give(self, program: Giving[T]) -> Iterator[T]:
         """Its values, each when it is asked for."""
         result: Any = None
         error: BaseException | None = None
-        while True:
-            try:
-                step = program.send(result) if error is None else program.throw(error)
-            except StopIteration:
-                return
-            if isinstance(step, Give):
-                result, error = None, None
-                yield step.value
-            else:
-                result, error = self._tried(step)
-
-    def _tried(self, step: Step) -> tuple[Any, BaseException | None]:
-        """What is sent back, or what went wrong, which the program may have a way out of."""
+        listening = _Listening(self._listen, self._done)
         try:
-            return self._done(step), None
-        except Exception as error:  # noqa: BLE001 (the program raises it again, or knows better)
-            return None, error
+            while True:
+                try:
+                    step = program.send(result) if error is None else program.throw(error)
+                except StopIteration:
+                    return
+                if isinstance(step, Give):
+                    result, error = None, None
+                    yield step.value
+                else:
+                    result, error = _tried(listening.done, step)
+        finally:
+            listening.close()
+
+    def _listen(self, asked: Listen) -> Stream:
+        """A stream of events. Raises the error that its answer stands for."""
+        return self._line.repeat(lambda: Stream(self._line.http, self.url, asked))
 
     def _done(self, step: Step) -> Any:
+        """What is sent back for a step of a program. Raises core.errors."""
         match step:
             case Ask():
                 return self._asked(step)
@@ -157,9 +160,44 @@ class Client(Methods):
                 return self.now_s()
             case Do(work):
                 return work()
+            case Listen() | Hear():
+                raise Bug("a stream is for programs that give values")
 
     def _asked(self, ask: Ask) -> Answer:
         def once() -> Answer:
             return answer_of(self._line.exchange(ask.method, ask.path, ask.missing_ok, **request_of(ask)), self.url)
 
         return self._line.repeat(once) if ask.may_repeat else once()
+
+
+class _Listening:
+    """The one stream that a program has open."""
+
+    def __init__(self, listen: Callable[[Listen], Stream], other: Callable[[Step], Any]) -> None:
+        """other: what is done of a step that is of no stream."""
+        self._listen, self._other = listen, other
+        self._stream: Stream | None = None
+
+    def done(self, step: Step) -> Any:
+        match step:
+            case Listen():
+                self.close()
+                self._stream = self._listen(step)
+                return None
+            case Hear():
+                return self._stream.hear() if self._stream is not None else None
+            case _:
+                return self._other(step)
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+def _tried(done: Callable[[Step], Any], step: Step) -> tuple[Any, BaseException | None]:
+    """What is sent back, or what went wrong, which the program may have a way out of."""
+    try:
+        return done(step), None
+    except Exception as error:  # noqa: BLE001 (the program raises it again, or knows better)
+        return None, error

@@ -10,8 +10,9 @@ import httpx
 from phalanx.client.http import RETRY_DELAYS_S, answer_of, for_line, problem, request_of, unanswered
 from phalanx.client.methods import Methods
 from phalanx.client.people import AsyncPeople
-from phalanx.client.steps import Answer, Ask, Do, Give, Giving, Now, Program, Rest, Step
-from phalanx.core.errors import PhalanxError, ServerUnreachable
+from phalanx.client.steps import Answer, Ask, Do, Give, Giving, Hear, Listen, Now, Program, Rest, Step
+from phalanx.client.streamed import AsyncStream
+from phalanx.core.errors import Bug, PhalanxError, ServerUnreachable
 
 T = TypeVar("T")
 
@@ -65,31 +66,33 @@ class AsyncClient(Methods):
             except StopIteration as over:
                 value: T = over.value
                 return value
-            result, error = await self._tried(step)
+            result, error = await _tried(self._done(step))
 
     async def give(self, program: Giving[T]) -> AsyncIterator[T]:
         """Its values, each when it is asked for."""
         result: Any = None
         error: BaseException | None = None
-        while True:
-            try:
-                step = program.send(result) if error is None else program.throw(error)
-            except StopIteration:
-                return
-            if isinstance(step, Give):
-                result, error = None, None
-                yield step.value
-            else:
-                result, error = await self._tried(step)
-
-    async def _tried(self, step: Step) -> tuple[Any, BaseException | None]:
-        """What is sent back, or what went wrong, which the program may have a way out of."""
+        listening = _Listening(self._listen, self._done)
         try:
-            return await self._done(step), None
-        except Exception as error:  # noqa: BLE001 (the program raises it again, or knows better)
-            return None, error
+            while True:
+                try:
+                    step = program.send(result) if error is None else program.throw(error)
+                except StopIteration:
+                    return
+                if isinstance(step, Give):
+                    result, error = None, None
+                    yield step.value
+                else:
+                    result, error = await _tried(listening.done(step))
+        finally:
+            await listening.close()
+
+    async def _listen(self, asked: Listen) -> AsyncStream:
+        """A stream of events. Raises the error that its answer stands for."""
+        return await self._repeated(lambda: AsyncStream.opened(self._http, self.url, asked))
 
     async def _done(self, step: Step) -> Any:
+        """What is sent back for a step of a program. Raises core.errors."""
         match step:
             case Ask():
                 return await self._asked(step)
@@ -99,19 +102,24 @@ class AsyncClient(Methods):
                 return self._clock()
             case Do(work):
                 return await asyncio.to_thread(work)
+            case Listen() | Hear():
+                raise Bug("a stream is for programs that give values")
 
     async def _asked(self, ask: Ask) -> Answer:
+        return await (self._repeated(lambda: self._exchange(ask)) if ask.may_repeat else self._exchange(ask))
+
+    async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
         """As `Line.repeat`: raises the last ServerUnreachable, `lost` when any of them was."""
         lost = False
-        for delay_s in self._delays_s if ask.may_repeat else ():
+        for delay_s in self._delays_s:
             try:
-                return await self._exchange(ask)
+                return await call()
             except ServerUnreachable as error:
                 lost |= error.lost
             await self._sleep(delay_s)
             await self._look_again()
         try:
-            return await self._exchange(ask)
+            return await call()
         except ServerUnreachable as error:
             error.lost |= lost
             raise
@@ -136,3 +144,36 @@ class AsyncClient(Methods):
         self.url = url
         self._http.base_url = httpx.URL(url)
         self._http.headers["Authorization"] = f"Bearer {token}"
+
+
+class _Listening:
+    """The one stream that a program has open."""
+
+    def __init__(self, listen: Callable[[Listen], Awaitable[AsyncStream]], other: Callable[[Step], Awaitable[Any]]) -> None:
+        """other: what is done of a step that is of no stream."""
+        self._listen, self._other = listen, other
+        self._stream: AsyncStream | None = None
+
+    async def done(self, step: Step) -> Any:
+        match step:
+            case Listen():
+                await self.close()
+                self._stream = await self._listen(step)
+                return None
+            case Hear():
+                return await self._stream.hear() if self._stream is not None else None
+            case _:
+                return await self._other(step)
+
+    async def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
+
+
+async def _tried(act: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What is sent back, or what went wrong, which the program may have a way out of."""
+    try:
+        return await act, None
+    except Exception as error:  # noqa: BLE001 (the program raises it again, or knows better)
+        return None, error

@@ -10,7 +10,7 @@ from phalanx.client.checks import checked_secret, job_path, model_path, node_pat
 from phalanx.client.steps import JSON, Answer, Ask, Do, Program, decoded, post, read, read_all
 from phalanx.core import wire
 from phalanx.core.errors import NotFound
-from phalanx.core.use_views import DeliveryView, QuotaView, UsageView
+from phalanx.core.use_views import DeliveryView, EndedDeliveryView, QueueShareRequest, QuotaView, UsageView
 from phalanx.core.views import (
     ArtifactView,
     DrainRequest,
@@ -90,6 +90,23 @@ def queue(queue: str) -> Program[QueueView]:
     return (yield from read(QueueView, queue_path(queue)))
 
 
+def part_queue(
+    queue: str,
+    *,
+    weight: float | None = None,
+    quota: Mapping[str, int] | None = None,
+    limit: Mapping[str, int] | None = None,
+    tag: str = "",
+) -> Program[PolicyView]:
+    """Another weight, quota or limit of a queue; each takes the place of what was there, None leaves it. tag: of the policy that
+    was read, from its view. Raises SpecError, Forbidden, NotFound, and Stale where another than that policy is in force."""
+    body = wire.dumps(QueueShareRequest, QueueShareRequest(weight=weight, quota=quota, limit=limit))
+    headers = {**JSON, "If-Match": tag} if tag else JSON
+    answer: Answer = yield Ask(method="PATCH", path=queue_path(queue), content=body, headers=headers, may_repeat=not tag)
+    view: PolicyView = decoded(PolicyView, answer)
+    return view
+
+
 def quotas() -> Program[tuple[QuotaView, ...]]:
     """What each queue holds and may have of each type of device."""
     return (yield from read_all(QuotaView, "/quotas"))
@@ -109,6 +126,11 @@ def ledger(job: str = "", since_ms: int | None = None, until_ms: int | None = No
 def deliveries() -> Program[tuple[DeliveryView, ...]]:
     """What no webhook has accepted yet, oldest first."""
     return (yield from read_all(DeliveryView, "/webhooks/deliveries"))
+
+
+def ended_deliveries(limit: int | None = 100) -> Program[tuple[EndedDeliveryView, ...]]:
+    """What webhooks have accepted, or was given up, newest first; None is all that is kept: of each webhook the last 100."""
+    return (yield from read_all(EndedDeliveryView, "/webhooks/history", limit=limit))
 
 
 def redeliver(delivery: int) -> Program[DeliveryView]:

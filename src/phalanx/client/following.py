@@ -1,15 +1,21 @@
 """Waiting for a job, its logs and its traces as they grow. All outlive a server that is killed and started again."""
 
+from collections.abc import Generator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from phalanx.client import jobs
-from phalanx.client.steps import Give, Giving, Now, Program, Rest, patiently
-from phalanx.core.errors import NotFound, WaitTimeout, WorldError
+from phalanx.client.checks import job_path
+from phalanx.client.steps import Give, Giving, Hear, Listen, Now, Program, Rest, Step, patiently
+from phalanx.core import wire
+from phalanx.core.errors import NotFound, RateLimited, ServerUnreachable, StoreUnavailable, WaitTimeout, WorldError
 from phalanx.core.trace_request import TraceRequestView
 from phalanx.core.views import JobView, LogPage
 
 END_BYTES: Final = 65_536
+AGAIN_S: Final = 0.5
+"""Before a stream that ended without a word is opened again."""
+
 WRITTEN_S_MAX: Final = 900.0
 """From the last of the steps on: a trace is summed up in ten minutes or not at all, and then sent."""
 
@@ -38,11 +44,64 @@ def wait(job: str, timeout_s: float | None = None, poll_s: float = 1.0, patience
 def follow_logs(job: str, rank: int = 0, attempt: str = "", poll_s: float = 0.5, patience_s: float = 120.0) -> Giving[LogPage]:
     """Pages of one rank's log as they grow, attempt after attempt, until the job has finished; only `attempt` when given.
 
-    A page without text is not yielded. A server that is away for less than `patience_s` on end is waited for.
+    A page without text is not yielded. A server that is away for less than `patience_s` on end is waited for. The server tells what
+    comes; one that does not, or has no stream left, is asked each `poll_s` instead.
     """
-    current = attempt or (yield from _next_attempt(job, "", poll_s, patience_s))
+    place = yield from _begun(job, rank, attempt, patience_s)
+    place = yield from _told(job, rank, attempt, place, patience_s)
+    yield from _asked(job, rank, attempt, place, poll_s, patience_s)
+
+
+def _begun(job: str, rank: int, attempt: str, patience_s: float) -> Generator[Step | Give[LogPage], Any, str]:
+    """The first page, and the place (`attempt@offset`) after it; '' where the job has not started yet. Raises NotFound for what is
+    not there: a stream would wait for it."""
+    try:
+        page = yield from patiently(partial(jobs.logs, job, rank, attempt), patience_s)
+    except NotFound as error:
+        if attempt or error.field != "attempt":
+            raise
+        return ""
+    if page.text:
+        yield Give(page)
+    return f"{page.attempt}@{page.next_offset}"
+
+
+def _told(job: str, rank: int, attempt: str, place: str, patience_s: float) -> Generator[Step | Give[LogPage], Any, str]:
+    """What follows `place`, as the server tells it, and up to where it did. A stream ends with its token too, so at its end the
+    rest is asked for."""
+    away_since_s: float | None = None
+    while True:
+        try:
+            yield Listen(f"{job_path(job)}/logs/stream", {"rank": rank, "attempt": attempt}, place)
+            while (heard := (yield Hear())) is not None:
+                away_since_s = None
+                if heard.kind == "end":
+                    return place
+                place = heard.at or place
+                if heard.kind == "log":
+                    yield Give(wire.loads(LogPage, heard.data))
+        except NotFound as error:
+            if error.field != "path":
+                raise
+            return place  # a server from before there were streams
+        except (RateLimited, StoreUnavailable):
+            return place
+        except ServerUnreachable:
+            now_s = yield Now()
+            away_since_s = now_s if away_since_s is None else away_since_s
+            if now_s - away_since_s >= patience_s:
+                raise
+        yield Rest(AGAIN_S)  # a server that ends closes its streams first
+
+
+def _asked(job: str, rank: int, attempt: str, place: str, poll_s: float, patience_s: float) -> Giving[LogPage]:
+    """Page by page, from a place on."""
+    known, _, offset = place.rpartition("@")
+    current = known or attempt or (yield from _next_attempt(job, "", poll_s, patience_s))
+    at = int(offset or 0)
     while current:
-        yield from _one_attempt(job, rank, current, poll_s, patience_s)
+        yield from _one_attempt(job, rank, current, at, poll_s, patience_s)
+        at = 0
         current = "" if attempt else (yield from _next_attempt(job, current, poll_s, patience_s))
 
 
@@ -83,8 +142,7 @@ def _goes_on(page: LogPage) -> bool:
     return bool(page.text) and not page.ended
 
 
-def _one_attempt(job: str, rank: int, attempt: str, poll_s: float, patience_s: float) -> Giving[LogPage]:
-    offset = 0
+def _one_attempt(job: str, rank: int, attempt: str, offset: int, poll_s: float, patience_s: float) -> Giving[LogPage]:
     while True:
         page = yield from patiently(partial(jobs.logs, job, rank, attempt, offset), patience_s)
         if page.text:

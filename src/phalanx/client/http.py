@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
-from phalanx.client.steps import Answer, Ask
+from phalanx.client.steps import Answer, Ask, Params
 from phalanx.core import errors
 from phalanx.core.errors import (
     Bug,
@@ -32,6 +32,7 @@ RETRY_DELAYS_S: Final = (0.1, 0.2, 0.4, 0.8)
 """Waits between tries of a call that may be repeated: long enough for a server that is being started again."""
 
 TIMEOUT_S: Final = 30.0
+EVENT_STREAM: Final = "text/event-stream"
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _START: Final = "start the platform with `phalanx up`, or check PHALANX_URL"
 _BY_STATUS: Final[Mapping[int, type[UserError]]] = {
@@ -129,12 +130,31 @@ def request_of(ask: Ask) -> dict[str, Any]:
     """As httpx takes it; what is not set is not sent."""
     asked: dict[str, Any] = {}
     if ask.params is not None:
-        asked["params"] = {name: value for name, value in ask.params.items() if value not in (None, "")}
+        asked["params"] = _said(ask.params)
     if ask.content is not None:
         asked["content"] = ask.content
     if ask.headers is not None:
         asked["headers"] = dict(ask.headers)
     return asked
+
+
+def listening(params: Params | None, last: str) -> dict[str, Any]:
+    """How a stream is asked for, as httpx takes it."""
+    headers = {"Accept": EVENT_STREAM, **({"Last-Event-ID": last} if last else {})}
+    return {"params": _said(params), "headers": headers}
+
+
+def check_stream(response: httpx.Response, url: str) -> None:
+    """Raises the error that an answer stands for which is no stream; its body must have been read where it is none."""
+    if not response.is_success:
+        raise problem(response, url)
+    if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+        raise NotFound("path", str(response.url.path), "answers no stream of events; it is of another version")
+
+
+def is_stream(response: httpx.Response) -> bool:
+    """Whether its body is one, and goes on."""
+    return response.is_success and response.headers.get("content-type", "").startswith(EVENT_STREAM)
 
 
 def answer_of(response: httpx.Response, url: str) -> Answer:
@@ -143,6 +163,11 @@ def answer_of(response: httpx.Response, url: str) -> Answer:
 
 def unreadable(url: str, error: ValueError) -> ServerUnreachable:
     return ServerUnreachable(f"{url} answered something this client cannot read ({error}); are both the same Phalanx?", lost=True)
+
+
+def _said(params: Params | None) -> dict[str, str | int]:
+    """Those that say something."""
+    return {name: value for name, value in (params or {}).items() if value is not None and value != ""}
 
 
 def next_cursor(response: httpx.Response) -> str:

@@ -35,7 +35,7 @@ def log_in(url: str, show: Callable[[str], None], wait_s: float = WAIT_S) -> str
         raise SetupError("--oidc", "authlib", "needs the extra: pip install 'phalanx[oidc]'") from error
     with Client(url, _NO_TOKEN) as client, _Callback() as callback:
         begun = client.people.begin_oidc()
-        places = _places(begun.issuer)
+        places = places_of(begun.issuer, "authorization_endpoint", "token_endpoint")
         with OAuth2Client(
             begun.client_id,
             redirect_uri=callback.url,
@@ -66,21 +66,29 @@ def _exchanged(oauth: Any, endpoint: str, code: str, verifier: str) -> str:
         raise Unauthorized("login", "(refused)", f"the provider gives no token ({error.error}); log in again") from error
     except (httpx.HTTPError, ValueError) as error:
         raise ServerUnreachable(f"{endpoint} gives no token ({type(error).__name__}); log in again", lost=True) from error
+    return id_token_of(answer)
+
+
+def id_token_of(answer: Any) -> str:
+    """Of what the provider's token endpoint answers. Raises Unauthorized where it has none."""
     if not isinstance(answer.get("id_token"), str):
         raise Unauthorized("login", "(no id_token)", "the provider gave no id token; the scope in oidc.yaml needs openid")
     return str(answer["id_token"])
 
 
-def _places(issuer: str) -> dict[str, str]:
-    """Of the provider's discovery document, those that a login needs."""
+def places_of(issuer: str, *wanted: str) -> dict[str, str]:
+    """Of the provider's discovery document those that a login needs. Raises SetupError, ServerUnreachable."""
     url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     if not is_safe_url(url):
         raise SetupError("issuer", issuer, "is not https; nothing is sent there")
     try:
         found = json.loads(httpx.get(url, timeout=FETCH_S, trust_env=not url.startswith("http://")).raise_for_status().content)
-        places = {name: str(found[name]) for name in ("authorization_endpoint", "token_endpoint")}
+        places = {name: str(found[name]) for name in wanted if name in found}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise ServerUnreachable(f"{url} is no description of a provider ({type(error).__name__})") from error
+    for name in wanted:
+        if name not in places:
+            raise SetupError("issuer", issuer, f"has no {name}, so nobody can log in this way")
     for name, place in places.items():
         if not is_safe_url(place):
             raise SetupError(name, place, "is not https; nothing is sent there")

@@ -108,9 +108,11 @@ def begin_oidc() -> Program[OidcView]:
     return (yield from read(OidcView, "/oidc"))
 
 
-def end_oidc(id_token: str, nonce: str) -> Program[MadeTokenView]:
-    """A token for whom the provider's id token means; needs no token. Raises Unauthorized."""
-    return (yield from _sent(MadeTokenView, "POST", "/oidc/login", OidcLoginRequest(id_token=id_token, nonce=nonce)))
+def end_oidc(id_token: str, nonce: str, device: bool = False) -> Program[MadeTokenView]:
+    """A token for whom the provider's id token means; needs no token. device: it was given for a code that was typed elsewhere.
+    Raises Unauthorized."""
+    request = OidcLoginRequest(id_token=id_token, nonce=nonce, device=device)
+    return (yield from _sent(MadeTokenView, "POST", "/oidc/login", request))
 
 
 def audit(

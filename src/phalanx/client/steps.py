@@ -67,7 +67,22 @@ class Do:
     work: Callable[[], None]
 
 
-Step = Ask | Rest | Now | Do
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Opens a stream of events, in place of the one before; its first answer is awaited. last: the id of the last event that was
+    heard of it. Whoever gives the values closes it with them."""
+
+    path: str
+    params: Params | None = None
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """The next event of the stream that is open is sent back; None at its end."""
+
+
+Step = Ask | Rest | Now | Do | Listen | Hear
 Program = Generator[Step, Any, T]
 
 

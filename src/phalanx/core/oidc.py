@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 
 from phalanx.core.errors import SpecError
 from phalanx.core.ids import NAME
@@ -22,12 +22,16 @@ NONCE_MS: Final = 600_000
 """From the beginning of a login to its end."""
 
 
+NO_DEVICES: Final = "is no way in here: its admin would write `device_logins: true` into oidc.yaml"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcConfig:
     """issuer: as its discovery document says it, to the letter. client_id: of a public client that may use PKCE and redirect to
     http://127.0.0.1 on any port. scope: what is asked of it. user_claim, groups_claim: where the id token has somebody's name and
     groups. teams: by group, the role in each team that it gives. platform_groups: those whose people may everything.
-    given_scope, given_lifetime: of the token that a login gives."""
+    given_scope, given_lifetime: of the token that a login gives. device_logins: whether one may log in with a browser
+    elsewhere, by a code that is typed there (RFC 8628)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -40,6 +44,7 @@ class OidcConfig:
     platform_groups: tuple[str, ...] = ()
     given_scope: Scope = "submit"
     given_lifetime: str = "12h"
+    device_logins: Annotated[bool, Strict()] = False
 
     @property
     def lifetime_ms(self) -> int:
@@ -53,20 +58,23 @@ class OidcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcView:
-    """What a login begins with. nonce: good for one, for ten minutes."""
+    """What a login begins with. nonce: good for one, for ten minutes. device_logins: as in oidc.yaml."""
 
     issuer: str
     client_id: str
     scope: str
     nonce: str
+    device_logins: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OidcLoginRequest:
-    """Body of POST /oidc/login: the id token that the provider gave for that nonce."""
+    """Body of POST /oidc/login: the id token that the provider gave for that nonce; of a `device`, for which few providers put one
+    into their token, in the time of that nonce."""
 
     id_token: str
     nonce: str
+    device: Annotated[bool, Strict()] = False
 
 
 def load_oidc(home: Path) -> OidcConfig | None:

@@ -1,8 +1,10 @@
-"""What the API answers about the use of the fleet: quotas, device time, tracked runs, and what their webhooks were not told yet."""
+"""What the API answers about the use of the fleet: quotas, device time, tracked runs, and what their webhooks were told."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Strict
 
 from phalanx.core.ids import JobId
 from phalanx.core.records import NAN_AS_TEXT
@@ -70,3 +72,29 @@ class DeliveryView:
     at_ms: int
     tries: int
     due_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedDeliveryView:
+    """Likewise, of one that was `accepted` or `given_up` at ended_ms, the last of `tries`. detail: why it was given up."""
+
+    id: int
+    job: JobId
+    event: int
+    occasion: str
+    host: str
+    at_ms: int
+    tries: int
+    ended_ms: int
+    outcome: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueShareRequest:
+    """Body of PATCH /queues/{queue}: its weight among its siblings, and devices by type guaranteed and at most, each in place of
+    all that was there; None leaves it as it is."""
+
+    weight: float | None = None
+    quota: Mapping[str, Annotated[int, Strict()]] | None = None
+    limit: Mapping[str, Annotated[int, Strict()]] | None = None

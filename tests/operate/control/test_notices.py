@@ -231,6 +231,8 @@ def test_a_receiver_that_refuses_is_asked_again_later_and_the_wait_outlives_the_
     bench.clock.sleep(10**6)
     pumped(bench, lambda: True)
     assert len(receiver.got) == 3
+    (ended,) = notices.history(bench.store, None, 10)
+    assert (ended.outcome, ended.detail, ended.notice.tries) == ("accepted", "", 3)
 
 
 def test_what_nobody_accepts_for_a_day_is_given_up_with_one_line(bench: Bench, receiver: Receiver) -> None:
@@ -244,6 +246,8 @@ def test_what_nobody_accepts_for_a_day_is_given_up_with_one_line(bench: Bench, r
     assert [(line["why"], line["host"]) for line in given_up] == [("it answered 404", "127.0.0.1")]
     assert 24 <= len(receiver.got) <= 31
     assert "/hook" not in str(lines), "the path may be the receiver's password"
+    (ended,) = notices.history(bench.store, None, 10)
+    assert (ended.outcome, ended.detail, ended.notice.tries) == ("given_up", "it answered 404", len(receiver.got))
 
 
 def test_a_redirect_is_not_followed(bench: Bench, receiver: Receiver) -> None:

@@ -1,5 +1,6 @@
 """Two real servers over one database: the leader is stopped, the standby leads, and what the old one still wants is refused."""
 
+import base64
 import json
 import os
 import shutil
@@ -14,9 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from phalanx.core.errors import Exit
+from phalanx.core.errors import Exit, SetupError
 from phalanx.core.events import JobSubmitted
 from phalanx.operate import daemons
+from phalanx.operate.control.auth import open_tokens
+from phalanx.operate.control.gang_keys import gang_key
+from phalanx.operate.control.secrets import Secrets
+from phalanx.operate.control.standby import check
 from phalanx.operate.control.store import Store
 from tests.operate.control.live_server import LiveServer, PlayedAgent, until
 from tests.postgres import PASSWORD, Postgres
@@ -101,6 +106,34 @@ def test_a_stopped_leader_is_replaced_and_none_of_its_writes_lands(apart: tuple[
     assert {job["id"] for job in standby.get("/jobs")} == {kept, after}
     store = Store(database)
     assert [event.body.job for event in store.events() if isinstance(event.body, JobSubmitted)] == [kept, after]
+    store.close()
+
+
+def test_a_standby_opens_what_is_sealed_before_it_waits(tmp_path: Path) -> None:
+    """With its own `secret.key`: one that opens nothing is named at once, and nothing is made or changed."""
+    home, other = tmp_path / "home", tmp_path / "other"
+    for folder in (home, other):
+        folder.mkdir()
+    store = Store(home / "phalanx.db")
+    epoch = store.take_lead()
+    open_tokens(home, store, epoch, 0)
+    gang_key(home)
+    for name in KEYS:
+        shutil.copy(home / name, other / name)
+    check(other, store, None)
+    Secrets(home, store, lambda: 0).put(epoch, "TOKEN", b"a-long-value")
+    with pytest.raises(SetupError, match=r"lacks .*: secret\.key; copy it from") as missing:
+        check(other, store, None)
+    assert "(" not in missing.value.fix
+    assert not (other / "secret.key").exists()
+    for wrong in (base64.b64encode(bytes(32)) + b"\n", b"no key"):
+        (other / "secret.key").write_bytes(wrong)
+        with pytest.raises(SetupError, match=r"lacks .*: secret\.key \(the one that is there is .*\); copy it from") as refused:
+            check(other, store, None)
+        assert "a-long-value" not in str(refused.value)
+        assert (other / "secret.key").read_bytes() == wrong
+    shutil.copy(home / "secret.key", other / "secret.key")
+    check(other, store, None)
     store.close()
 
 

@@ -164,7 +164,7 @@ def test_counts_models_and_events(bench: Bench) -> None:
     bench.control.facts(agent.node, attempt, 0, 9, [model])
     agent.end(attempt)
     bench.tick()
-    assert job_counts(bench.world.jobs.values()) == {"starting": 1, "succeeded": 1}
+    assert job_counts(bench.world) == {"starting": 1, "succeeded": 1}
     view = model_view(bench.world.models["tiny"][0])
     assert (view.name, view.version, view.job, view.lineage["torch"]) == ("tiny", 1, done, "2")
     assert wire.loads(ModelView, wire.dumps(ModelView, view)) == view

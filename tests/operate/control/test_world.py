@@ -33,7 +33,7 @@ from phalanx.core.messages import RankExit, RankProcess
 from phalanx.core.reasons import NoNodes
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Resumed
 from phalanx.core.states import Finished, JobState, Paused, Pending, Running, Starting
-from phalanx.operate.control.fold import Draft, fold, fold_all
+from phalanx.operate.control.fold import Draft, fold, fold_all, world_of
 from phalanx.operate.control.world import ATTEMPTS_KEPT, CHECKPOINTS_KEPT, AttemptRecord, NodeRecord, World, slice_of
 from tests.operate.control.control_bench import a_spec, shape
 
@@ -71,11 +71,38 @@ LIFE: tuple[EventBody, ...] = (
 )
 
 
+def counted(world: World) -> dict[str, dict[str, int]]:
+    """All jobs, one by one; teams without a job are those that had one."""
+    found: dict[str, dict[str, int]] = {job.spec.team: {} for job in world.jobs.values()}
+    for job in world.jobs.values():
+        of_team, name = found[job.spec.team], job.counted_as
+        of_team[name] = of_team.get(name, 0) + 1
+    return found
+
+
+def test_jobs_are_counted_by_team_as_they_move_and_as_they_are_loaded() -> None:
+    red = replace(a_spec(), team="red")
+    names = [JobId(f"tiny-{number}") for number in (1, 2, 3, 4)]
+    draft = Draft(World())
+    for name in names:
+        draft.add(JobSubmitted(name, red if name != JOB else a_spec(), "", "c", "ada"), 1)
+    before = draft.world
+    assert before.counts == {"": {"pending": 1}, "red": {"pending": 3}}
+    draft = Draft(before)
+    draft.add(StopRequested(names[1], "cancel", "by ada"), 2)
+    draft.add(AttemptPlaced(names[2], AttemptId("tiny-3.1"), PLACE, 1, 1), 3)
+    assert draft.world.counts == counted(draft.world) == {"": {"pending": 1}, "red": {"cancelled": 1, "pending": 1, "starting": 1}}
+    assert before.counts == {"": {"pending": 1}, "red": {"pending": 3}}, "who holds the world from before sees nothing of it"
+    again = world_of([*draft.world.jobs.values()], draft.world.seq, draft.world.sequence)
+    assert again.counts == draft.world.counts
+
+
 def test_a_life_step_by_step() -> None:
     states = []
     world = World()
     for event in log(*LIFE):
         world = fold(world, event)
+        assert world.counts == counted(world)
         if JOB in world.jobs:
             states.append(type(world.jobs[JOB].state))
     assert states == [Pending] * 2 + [Starting] + [Running] * 3 + [Pending] * 2 + [Starting] * 6 + [Finished]

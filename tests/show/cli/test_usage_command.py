@@ -1,7 +1,9 @@
 """`usage`, `webhook ls` and `webhook redeliver`: what people read, and what is asked."""
 
+import dataclasses
+
 from phalanx.core.ids import JobId
-from phalanx.core.use_views import DeliveryView, UsageView
+from phalanx.core.use_views import DeliveryView, EndedDeliveryView, UsageView
 from tests.recorded import Said, said
 from tests.show.cli.terminal import Terminal
 
@@ -42,3 +44,18 @@ def test_deliveries_are_listed_and_sent_again(terminal: Terminal) -> None:
     assert "What large-2 has to tell hooks.example is sent again now." in terminal("webhook", "redeliver", "7").out
     terminal.server.on("POST", "/webhooks/deliveries/8/redeliver", Said(404))
     assert terminal("webhook", "redeliver", "8").code != 0
+
+
+def test_what_became_of_deliveries_is_listed(terminal: Terminal) -> None:
+    accepted = EndedDeliveryView(
+        id=7, job=JobId("large-2"), event=40, occasion="finished", host="hooks.example", at_ms=1, tries=2, ended_ms=2_000,
+        outcome="accepted", detail="",
+    )  # fmt: skip
+    lost = dataclasses.replace(accepted, id=6, outcome="given_up", detail="it answered 500")
+    terminal.server.view("/webhooks/history", tuple[EndedDeliveryView, ...], (accepted, lost))
+    first, second = terminal("webhook", "history", "--limit", "9").out.splitlines()[1:]
+    assert first.split()[:5] == ["7", "large-2", "finished", "hooks.example", "2"] and "accepted" in first
+    assert "given up" in second and "it answered 500" in second
+    assert terminal.server.asked[-1].query == {"limit": "9"}
+    terminal.server.view("/webhooks/history", tuple[EndedDeliveryView, ...], ())
+    assert "Nothing was accepted by a webhook yet" in terminal("webhook", "history").out

@@ -61,6 +61,7 @@ class ControlThread:
         self.changed = Bell()
         """Rings when anything was committed."""
         self._rung_at = controller.world.seq
+        self._watchers: list[Callable[[World], None]] = []
         self._clock_s = clock_s
         self._ticked_s: float | None = None
         self._snapshot: Snapshot | None = None
@@ -95,6 +96,10 @@ class ControlThread:
     def epoch(self) -> int:
         return self._controller.epoch
 
+    def watch(self, look: Callable[[World], None]) -> None:
+        """`look` is called with the world after each change of it, on the event loop: it must be quick."""
+        self._watchers.append(look)
+
     async def call(self, act: Callable[[Controller], T]) -> T:
         """What `act` returns or raises, run on the control thread, in the order of calls."""
         try:
@@ -106,6 +111,8 @@ class ControlThread:
             if self.world.seq != self._rung_at:
                 self._rung_at = self.world.seq
                 self.changed.ring()
+                for look in self._watchers:
+                    look(self.world)
 
     async def change(self, act: Callable[[Controller], T]) -> T:
         """As `call`, and the next tick starts at once, or GATHER_S_MAX after the last one, since something changed."""

@@ -230,6 +230,12 @@ class Controller:
         self._commit_all([PolicySet(policy, by)] if policy != self.world.policy else [])
         return doubts
 
+    def part_policy(self, policy: Policy, by: str) -> None:
+        """As `set_policy` one that promises no more than the one in force: what this fleet cannot keep of that is not to be
+        mended by who parts a share of it. Raises StoreUnavailable."""
+        self._committed.find_out()
+        self._commit_all([PolicySet(policy, by)] if policy != self.world.policy else [])
+
     def check_policy(self, policy: Policy) -> Sequence[str]:
         """What may be a mistake in it. Raises SpecError for the first promise in it that this fleet cannot keep."""
         return refused.policy_doubts(self.world, policy, self._clock.now_ms())

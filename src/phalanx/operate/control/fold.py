@@ -132,6 +132,7 @@ class _Tables(_Records):
         super().__init__()
         self.open_jobs: dict[JobId, JobRecord] = {}
         self.on_nodes: dict[NodeId, tuple[AttemptId, ...]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
         self.sequence = 0
 
     @classmethod
@@ -141,9 +142,13 @@ class _Tables(_Records):
         tables.attempts, tables.nodes, tables.models = dict(world.attempts), dict(world.nodes), dict(world.models)
         tables.on_nodes, tables.sequence = dict(world.on_nodes), world.sequence
         tables.usage, tables.policy = dict(world.usage), world.policy
+        tables.counts = {team: dict(counts) for team, counts in world.counts.items()}
         return tables
 
     def put(self, record: Record) -> None:
+        if isinstance(record, JobRecord):
+            self._count(self.jobs.get(record.id), -1)
+            self._count(record, 1)
         super().put(record)
         match record:
             case JobRecord(id=job, state=state, sequence=sequence):
@@ -155,6 +160,14 @@ class _Tables(_Records):
             case AttemptRecord(placement=placement):
                 for part in placement.slices:
                     self._note_on(part.node, record)
+
+    def _count(self, job: JobRecord | None, by: int) -> None:
+        if job is None:
+            return
+        of_team, name = self.counts.setdefault(job.spec.team, {}), job.counted_as
+        of_team[name] = of_team.get(name, 0) + by
+        if not of_team[name]:
+            del of_team[name]
 
     def _note_on(self, node: NodeId, attempt: AttemptRecord) -> None:
         there = self.on_nodes.get(node, ())
@@ -181,6 +194,7 @@ class _Tables(_Records):
             nodes=self.nodes,
             models=self.models,
             on_nodes=self.on_nodes,
+            counts=self.counts,
             seq=seq,
             sequence=self.sequence,
             usage=self.usage,

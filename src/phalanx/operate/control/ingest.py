@@ -36,7 +36,8 @@ class Ingest:
         self._series = series
         self.bad_lines = 0
         self.grown = LogBells()
-        """Rings for each log that has grown."""
+        """Rings for each log that has grown, or whose job is another than before."""
+        control.watch(lambda world: self.grown.look(world.jobs))
         self._watch = Watch()
         self._turns: WeakValueDictionary[tuple[AttemptId, int], asyncio.Lock] = WeakValueDictionary()
 
@@ -51,7 +52,7 @@ class Ingest:
             return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, chunk.offset + len(data))
         end = await asyncio.to_thread(self._journal.write, chunk.stream, chunk.attempt, chunk.rank, chunk.offset, data)
         if chunk.stream == "log":
-            self.grown.ring(chunk.attempt, chunk.rank)
+            self.grown.ring(split_attempt(chunk.attempt)[0], chunk.rank)
         if chunk.stream == "records":
             await self.read_records(node, chunk.attempt, chunk.rank)
         return ChunkAck(chunk.stream, chunk.attempt, chunk.rank, end)

@@ -9,6 +9,7 @@ A delivery that was accepted in the moment of a crash comes twice, under the sam
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ import structlog
 from phalanx.core.errors import Bug, PhalanxError, SetupError, WorldError
 from phalanx.operate.control import notices, webhook
 from phalanx.operate.control.control_thread import ControlThread
-from phalanx.operate.control.notices import Notice
+from phalanx.operate.control.notices import Ended, Notice
 from phalanx.operate.control.secrets import Secrets
 from phalanx.operate.control.store import Store
 
@@ -61,7 +62,7 @@ class NoticePump:
         self._lanes: dict[str, asyncio.Task[None]] = {}
         self._served: dict[str, int] = {}  # receivers with something due to the number of the round that opened their last lane
         self._rounds = 0
-        self._over: set[int] = set()  # accepted or given up, and still in the database
+        self._over: dict[int, str] = {}  # accepted ('') or given up, and why; and still waiting as the database has it
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -106,8 +107,8 @@ class NoticePump:
 
     async def _settled(self, notice: Notice) -> bool:
         """Whether it is off the list: accepted, or given up."""
-        why, for_good = "", False
-        if notice.seq not in self._over:
+        why, for_good = self._over.get(notice.seq, ""), notice.seq in self._over
+        if not for_good:
             try:
                 why = await self._send(notice)
             except webhook.Refused as refused:
@@ -124,9 +125,11 @@ class NoticePump:
             return False
         if why and notice.seq not in self._over:
             log.error("notice_given_up", **_named(notice), why=why, tries=notice.tries + 1)
-        self._over.add(notice.seq)
-        await self._control.call(lambda controller: notices.done(self._store, controller.epoch, notice.seq))
-        self._over.discard(notice.seq)
+        self._over[notice.seq] = why
+        sent = replace(notice, tries=notice.tries + 1)
+        ended = Ended(sent, now_ms, "given_up" if why else "accepted", why)
+        await self._control.call(lambda controller: notices.done(self._store, controller.epoch, ended))
+        del self._over[notice.seq]
         return True
 
     async def _send(self, notice: Notice) -> str:

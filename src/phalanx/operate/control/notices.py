@@ -3,14 +3,24 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, Literal
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from phalanx.operate.control.people import audit
 from phalanx.operate.control.people.notes import Note
 from phalanx.operate.control.store import Store
+from phalanx.operate.control.tables import deliveries as made
 from phalanx.operate.control.tables import notices as table
+
+KEPT: Final = 100
+"""Of deliveries that were made or given up, of one webhook."""
+
+KEPT_ALL: Final = 10_000
+"""Of all: any number of jobs may each name another one."""
+
+DETAIL_CHARS_MAX: Final = 200
+Outcome = Literal["accepted", "given_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +86,42 @@ def num_waiting(store: Store, webhook: str) -> int:
         return int(connection.execute(select(func.count()).where(table.c.webhook == webhook)).scalar_one())
 
 
-def done(store: Store, epoch: int, seq: int) -> None:
-    """It was accepted, or given up; twice is harmless. Raises StoreUnavailable."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A notice that was accepted or given up at `ended_ms` (Unix time), after `notice.tries`, and why it was given up."""
+
+    notice: Notice
+    ended_ms: int
+    outcome: Outcome
+    detail: str
+
+
+def done(store: Store, epoch: int, ended: Ended) -> None:
+    """It does not wait any more, and is of the newest that are kept. Twice is harmless. Raises StoreUnavailable."""
+    notice = ended.notice
+    row = {
+        "seq": notice.seq, "webhook": notice.webhook, "entry": json.dumps(dict(notice.entry)), "tries": notice.tries,
+        "ended_ms": ended.ended_ms, "outcome": ended.outcome, "detail": ended.detail[:DETAIL_CHARS_MAX],
+    }  # fmt: skip
+    mine = made.c.webhook == notice.webhook
+    too_many = select(made.c.seq).where(mine).order_by(made.c.seq.desc()).offset(KEPT).limit(1).scalar_subquery()
     with store.leading(epoch) as connection:
-        connection.execute(delete(table).where(table.c.seq == seq))
+        if not connection.execute(delete(table).where(table.c.seq == notice.seq)).rowcount:
+            return
+        connection.execute(insert(made), row)
+        connection.execute(delete(made).where(mine & (made.c.seq <= too_many)))
+        connection.execute(delete(made).where(made.c.seq <= notice.seq - KEPT_ALL))
+
+
+def history(store: Store, before: int | None, limit: int) -> list[Ended]:
+    """Those of all receivers that are kept, before that number, the newest first. Raises StoreUnavailable."""
+    query = select(made).order_by(made.c.seq.desc()).limit(limit)
+    with store.reading() as connection:
+        rows = connection.execute(query if before is None else query.where(made.c.seq < before))
+        return [
+            Ended(Notice(row.seq, row.webhook, json.loads(row.entry), row.tries), row.ended_ms, row.outcome, row.detail)
+            for row in rows
+        ]
 
 
 def put_off(store: Store, epoch: int, failed: Notice, due_ms: int) -> None:

@@ -1,10 +1,10 @@
 """Queues as people see them: what each and those below it hold, wait for, are guaranteed and have spent. Pure: a snapshot in."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from phalanx.core import wire
-from phalanx.core.ids import NodeId
+from phalanx.core.ids import JobId, NodeId
 from phalanx.core.policy import Budget, Policy, Queue
 from phalanx.core.units import MILLI
 from phalanx.core.use_views import QuotaView
@@ -16,8 +16,18 @@ HOUR_MS = 3_600_000
 ANY = "*"
 
 
-def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
-    """Every queue that is configured, has jobs, or has had devices; by name."""
+Shown = Callable[[JobId], bool]
+"""Whether somebody may see a job."""
+
+
+def everything(_: JobId) -> bool:
+    """Of whom nothing is hidden."""
+    return True
+
+
+def queue_views(snapshot: Snapshot, shown: Shown = everything) -> tuple[QueueView, ...]:
+    """Every queue that is configured, has jobs, or has had devices; by name. Of jobs those that are `shown` are counted. What is
+    held and spent is everybody's: a limit and a budget that several teams share are judged by all of it."""
     policy = snapshot.policy
     names = set(policy.queues) | set(snapshot.usage)
     names |= {job.facts.queue for job in snapshot.running} | {job.facts.queue for job in snapshot.pending}
@@ -29,11 +39,11 @@ def queue_views(snapshot: Snapshot) -> tuple[QueueView, ...]:
     for job in snapshot.running:
         of_job = _held(job, kinds)
         for name in chain(policy, job.facts.queue):
-            running[name] += 1
+            running[name] += shown(job.facts.job)
             held[name].update(of_job)
             beyond[name].update(of_job if job.placement.borrowed else {})
     for pending in snapshot.pending:
-        waiting.update(chain(policy, pending.facts.queue))
+        waiting.update(chain(policy, pending.facts.queue) if shown(pending.facts.job) else ())
     usage, lent = _usage(snapshot), lent_to(snapshot)
     for name in names:
         queue = policy.queues.get(name, Queue())

@@ -89,6 +89,14 @@ class Secrets:
             rows = connection.execute(query).all()
         return tuple(SecretView(name=row.name, set_ms=row.created_ms, team=row.team, tag=_tag(row.sealed)) for row in rows)
 
+    def check_key(self) -> None:
+        """Raises SetupError where the home's key does not open every value that is stored, StoreUnavailable."""
+        with self._turning:
+            sealed = self._sealed()
+            keys = self._keys.read(make=False) if sealed else ()
+        for owned, text in sealed.items():
+            self._keys.opened(keys, _bound(*owned), text)
+
     def missing(self, names: Iterable[str], team: str = PLATFORM) -> tuple[str, ...]:
         """Those of `names` that the team does not have stored. Raises StoreUnavailable."""
         known = {view.name for view in self.views() if view.team == team}

@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import func, select
-
 from phalanx.core.errors import SetupError
-from phalanx.operate.control import auth, blob_home, gang_keys, secrets, tables
+from phalanx.operate.control import auth, blob_home, gang_keys, secrets
 from phalanx.operate.control.leadership import Holder, is_here
 from phalanx.operate.control.store import Store
 
@@ -36,10 +34,14 @@ def _files_lacking(home: Path, store: Store) -> Iterator[str]:
             yield name if not token else f"{name} (another one is there)"
     if not (home / gang_keys.KEY_FILE).exists():
         yield gang_keys.KEY_FILE
-    with store.reading() as connection:
-        sealed = connection.execute(select(func.count()).select_from(tables.secrets)).scalar_one()
-    if sealed and not (home / secrets.KEY_FILE).exists():
-        yield secrets.KEY_FILE
+    kept = secrets.Secrets(home, store, lambda: 0)
+    if not (home / secrets.KEY_FILE).exists():
+        yield from [secrets.KEY_FILE] if kept.views() else []
+        return
+    try:
+        kept.check_key()
+    except SetupError as error:
+        yield f"{secrets.KEY_FILE} (the one that is there {error.fix.partition(',')[0]})"
 
 
 def _living_without(home: Path) -> Iterator[str]:

@@ -128,6 +128,20 @@ notices = Table(
 )
 """Webhook deliveries not yet made or given up."""
 
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("seq", BIG, primary_key=True, autoincrement=False),
+    Column("webhook", Text, nullable=False),
+    Column("entry", Text, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("ended_ms", BIG, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("detail", String(200), nullable=False),
+    Index("ix_deliveries_webhook", "webhook", "seq"),
+)
+"""Those that were, by the number that they had as notices; the newest alone."""
+
 artifacts = Table(
     "artifacts",
     metadata,

@@ -1,7 +1,7 @@
 """What is true, as the API answers it. Pure: a world, the newest waits and progress in, views out."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -148,10 +148,12 @@ def device_counts(world: World) -> tuple[int, int]:
     return total, sum(len(devices) for devices in world.held().values())
 
 
-def job_counts(jobs: Iterable[JobRecord]) -> dict[str, int]:
-    """Jobs by state; finished ones by outcome."""
-    names = (job.state.outcome if isinstance(job.state, Finished) else job.state.name for job in jobs)
-    return dict(sorted(Counter(names).items()))
+def job_counts(world: World, shown: Callable[[str], bool] = lambda team: True) -> dict[str, int]:
+    """Jobs of teams that are `shown`, by state; finished ones by outcome."""
+    total: Counter[str] = Counter()
+    for team, counts in world.counts.items():
+        total.update(counts if shown(team) else {})
+    return dict(sorted(total.items()))
 
 
 def model_view(model: ModelRecord) -> ModelView:

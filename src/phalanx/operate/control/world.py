@@ -19,7 +19,7 @@ from phalanx.core.policy import EVICTIONS_MAX, Policy
 from phalanx.core.reasons import Reason
 from phalanx.core.records import CheckpointCommitted, ModelSaved, Recovered, Resumed
 from phalanx.core.spec import JobSpec
-from phalanx.core.states import Holding, JobState, StopCause
+from phalanx.core.states import Finished, Holding, JobState, StopCause
 from phalanx.core.trace_request import TraceMissed, TraceRequest
 
 ATTEMPTS_KEPT: Final = 100
@@ -185,6 +185,11 @@ class JobRecord:
     fruitless: int = 0
 
     @property
+    def counted_as(self) -> str:
+        """Its state, or its outcome once it has finished."""
+        return self.state.outcome if isinstance(self.state, Finished) else self.state.name
+
+    @property
     def attempt(self) -> AttemptId | None:
         """The newest attempt."""
         return self.attempts[-1] if self.attempts else None
@@ -251,7 +256,8 @@ class Held:
 class World:
     """Everything that is true now. `open_jobs` are those not finished; `models` keep their versions in order.
 
-    on_nodes: names of the attempts that have not ended and have a part on each node, sorted. seq: of the last event folded in.
+    on_nodes: names of the attempts that have not ended and have a part on each node, sorted. counts: of each team the jobs by
+    state, finished ones by outcome; none is 0. seq: of the last event folded in.
     sequence: number of the last job. usage: by queue. policy: how the fleet is shared.
     """
 
@@ -261,6 +267,7 @@ class World:
     nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     models: Mapping[str, tuple[ModelRecord, ...]] = field(default_factory=dict)
     on_nodes: Mapping[NodeId, tuple[AttemptId, ...]] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     seq: int = 0
     sequence: int = 0
     usage: Mapping[str, QueueUsage] = field(default_factory=dict)

@@ -164,6 +164,11 @@ class SeriesStore:
         with self._lock:
             return self._is_sealed(attempt)
 
+    def parts_sealed(self, attempt: AttemptId) -> int:
+        """Of how many parts it is, of an attempt of which nothing is in memory any more; else 0."""
+        with self._lock:
+            return len(self._parts(attempt)) if self._is_sealed(attempt) else 0
+
     def is_whole(self, attempt: AttemptId) -> bool:
         """Whether everything that was appended is still here; else the journal has it."""
         with self._lock:

@@ -21,13 +21,16 @@ def add(app: typer.Typer) -> None:
 def login(
     url: Annotated[str, typer.Argument(metavar="URL", help="The control plane: https, or http on this machine's loopback.")],
     oidc: Annotated[bool, typer.Option("--oidc", help="Log in by the platform's OpenID provider, in a browser.")] = False,
+    device: Annotated[
+        bool, typer.Option("--device", help="Likewise, without a browser here: by a code that is typed in another one, elsewhere.")
+    ] = False,
     home: LocalHomeOption = None,
 ) -> None:
     """Keep a token of a platform elsewhere, so that every command means that one.
 
     The token, of `phalanx token create`, is read without echo from a terminal, else from standard input. It is tried before it is
-    kept, in a file for you alone. PHALANX_URL and PHALANX_CLUSTER go before it. With --oidc no token is asked for: the platform
-    gives one to whom its provider knows.
+    kept, in a file for you alone. PHALANX_URL and PHALANX_CLUSTER go before it. With --oidc or --device no token is asked for: the
+    platform gives one to whom its provider knows.
     """
     from phalanx.client import Client, home_folder
     from phalanx.client.address import checked_token, checked_url
@@ -35,7 +38,7 @@ def login(
     from phalanx.show.cli.text import note
 
     address = checked_url("URL", url)
-    token = _by_provider(address) if oidc else checked_token("token", _token())
+    token = _by_code(address) if device else _by_provider(address) if oidc else checked_token("token", _token())
     with Client(address, token) as client:
         view = client.people.whoami()
     file = keep_login(home_folder(home), address, token)
@@ -81,6 +84,13 @@ def _by_provider(address: str) -> str:
     from phalanx.show.cli.text import note
 
     return log_in(address, lambda url: note(f"Open this in a browser of this machine:\n{url}"))
+
+
+def _by_code(address: str) -> str:
+    from phalanx.client.oidc_device import log_in_elsewhere
+    from phalanx.show.cli.text import note
+
+    return log_in_elsewhere(address, lambda url, code: note(f"On any device open {url} and type the code {code}"))
 
 
 def _token() -> str:

@@ -1,4 +1,4 @@
-"""webhook ls, webhook redeliver: what receivers have not accepted yet."""
+"""webhook ls, redeliver, history: what receivers have not accepted yet, and what became of the rest."""
 
 import time
 from typing import Annotated
@@ -12,12 +12,13 @@ def add(app: typer.Typer) -> None:
     """Add this subject's commands."""
     app.command("ls", epilog=EXIT_CODES)(ls)
     app.command("redeliver", epilog=EXIT_CODES)(redeliver)
+    app.command("history", epilog=EXIT_CODES)(history)
 
 
 def ls(home: HomeOption = None, output: OutputOption = Output.TABLE) -> None:
     """List deliveries that no receiver has accepted yet, oldest first.
 
-    Each is tried again, ever more rarely, for a day. What was accepted or given up is not listed.
+    Each is tried again, ever more rarely, for a day. `phalanx webhook history` lists what was accepted or given up.
     """
     from phalanx.client import connect
     from phalanx.core.use_views import DeliveryView
@@ -43,3 +44,19 @@ def redeliver(
     with connect(home) as client:
         view = client.redeliver(delivery)
     emit(output, DeliveryView, view, lambda: [line(f"What {view.job} has to tell {view.host} is sent again now.")])
+
+
+def history(
+    limit: Annotated[int, typer.Option(help="How many, the newest first.", min=1)] = 100,
+    home: HomeOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List deliveries that were accepted or given up, newest first. Of each webhook the last 100 are kept."""
+    from phalanx.client import connect
+    from phalanx.core.use_views import EndedDeliveryView
+    from phalanx.show.cli.output import emit
+    from phalanx.show.cli.webhook_page import history_page
+
+    with connect(home) as client:
+        found = client.ended_deliveries(limit)
+    emit(output, tuple[EndedDeliveryView, ...], found, lambda: history_page(found))

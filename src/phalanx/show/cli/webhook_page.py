@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from phalanx.core.units import show_duration
-from phalanx.core.use_views import DeliveryView
+from phalanx.core.use_views import DeliveryView, EndedDeliveryView
 from phalanx.show.cli.grid import Grid
-from phalanx.show.cli.output import line
+from phalanx.show.cli.output import line, moment_cell
 
 
 def deliveries_page(deliveries: Sequence[DeliveryView], now_ms: int) -> Iterator[RenderableType]:
@@ -22,3 +22,19 @@ def deliveries_page(deliveries: Sequence[DeliveryView], now_ms: int) -> Iterator
 def _row(one: DeliveryView, now_ms: int) -> tuple[object, ...]:
     left_ms = one.due_ms - now_ms
     return (one.id, one.job, one.occasion, one.host, one.tries, f"in {show_duration(left_ms)}" if left_ms > 0 else "now")
+
+
+def history_page(deliveries: Sequence[EndedDeliveryView]) -> Iterator[RenderableType]:
+    """One row each, in the order that they come in."""
+    if not deliveries:
+        yield line("Nothing was accepted by a webhook yet, nor given up.")
+        return
+    head = ("NUMBER", "JOB", "OCCASION", "HOST", "TRIES", "ENDED (UTC)", "OUTCOME", "WHY")
+    rows = [
+        (
+            one.id, one.job, one.occasion, one.host, one.tries, moment_cell(one.ended_ms), one.outcome.replace("_", " "),
+            one.detail or "-",
+        )
+        for one in deliveries
+    ]  # fmt: skip
+    yield Grid(head, rows, right=("NUMBER", "TRIES"), drop=("OCCASION", "TRIES", "HOST"), cut="WHY")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from phalanx.core.devices import CPU_SLOT
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.spec import Notify
-from phalanx.operate.control import notices
+from phalanx.operate.control import notices, tables
+from phalanx.operate.control.notices import Ended, Notice
 from phalanx.operate.control.usage_views import Window, usage_views
 from tests.operate.control.control_bench import a_spec
 from tests.operate.control.served import Served, served
@@ -160,3 +163,67 @@ def test_deliveries_wait_and_are_hurried(one: Served) -> None:
     assert (answer.status_code, answer.json()["due_ms"], answer.json()["tries"]) == (202, now, 1)
     assert [one.seq for one in notices.due(one.bench.store, waiting.notice.webhook, now, 10)] == [row["id"]]
     assert one.http().post("/api/v1/webhooks/deliveries/99/redeliver").status_code == 404
+
+
+def test_what_became_of_deliveries_is_told_page_by_page(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest of each webhook, to who may see the job."""
+    monkeypatch.setattr(notices, "KEPT", 3)
+    store, epoch = one.bench.store, one.bench.control.epoch
+
+    def told(job: str, seq: int, webhook: str, why: str = "") -> None:
+        entry = {"job": job, "id": seq, "occasion": "finished", "at_ms": seq}
+        with store.leading(epoch) as connection:
+            row = {"seq": seq, "webhook": webhook, "entry": json.dumps(entry), "tries": 0, "due_ms": 0}
+            connection.execute(insert(tables.notices), row)
+        ended = Ended(Notice(seq, webhook, entry, 1), 50 + seq, "given_up" if why else "accepted", why)
+        for _ in range(2):
+            notices.done(store, epoch, ended)
+
+    job = one.submit("told", "1")
+    for seq in range(1, 6):
+        told(job, seq, "https://hooks.example/secret-path", "it answered 500 " * 30 if seq == 5 else "")
+    told(job, 6, "https://other.example/x")
+    found = get(one, "/webhooks/history")
+    assert [(row["id"], row["host"], row["outcome"]) for row in found] == [
+        (6, "other.example", "accepted"),
+        (5, "hooks.example", "given_up"),
+        (4, "hooks.example", "accepted"),
+        (3, "hooks.example", "accepted"),
+    ]
+    assert (found[1]["tries"], found[1]["ended_ms"], len(found[1]["detail"])) == (1, 55, 200)
+    assert "secret-path" not in one.http().get("/api/v1/webhooks/history").text
+    first = one.http().get("/api/v1/webhooks/history", params={"limit": 3})
+    assert [row["id"] for row in first.json()] == [6, 5, 4]
+    assert [row["id"] for row in one.http().get(first.links["next"]["url"]).json()] == [3]
+    assert get(one, "/webhooks/deliveries") == []
+    with one.http() as http:
+        http.post("/api/v1/teams", json={"team": "red"})
+        http.post("/api/v1/users", json={"user": "rob"})
+        http.put("/api/v1/teams/red/members/rob", json={"role": "member"})
+        token = http.post("/api/v1/tokens", json={"name": "test", "user": "rob"}).json()["token"]
+    assert one.http(token).get("/api/v1/webhooks/history").json() == []
+    monkeypatch.setattr(notices, "KEPT_ALL", 2)
+    told(job, 7, "https://third.example/x")
+    assert [row["id"] for row in get(one, "/webhooks/history")] == [7, 6]
+
+
+def test_what_is_counted_is_the_teams_own(one: Served) -> None:
+    """`running` and `waiting` of a queue of nobody's, and jobs by state. What all hold of it is what its limit is judged by."""
+    with one.http() as http:
+        assert http.post("/api/v1/teams", json={"team": "red"}).status_code == 201
+        assert http.post("/api/v1/users", json={"user": "rob"}).status_code == 201
+        assert http.put("/api/v1/teams/red/members/rob", json={"role": "member"}).status_code == 200
+        token = http.post("/api/v1/tokens", json={"name": "test", "user": "rob"}).json()["token"]
+    with one.http(token) as http:
+        for name in ("mine", "too"):
+            assert http.post("/api/v1/jobs", json={"spec": {"name": name, "entrypoint": "true", "team": "red"}}).status_code == 201
+        one.submit("large", "8")
+        (seen,) = http.get("/api/v1/queues").json()
+        alone = http.get("/api/v1/queues/default").json()
+        counted = http.get("/api/v1/status").json()["jobs"]
+    (all_of_it,) = get(one, "/queues")
+    assert (all_of_it["running"], all_of_it["waiting"]) == (3, 1)
+    assert (seen["running"], seen["waiting"], seen["held"]) == (2, 0, all_of_it["held"])
+    assert alone == seen
+    assert counted == {"starting": 2}
+    assert get(one, "/status")["jobs"] == {"pending": 1, "running": 1, "starting": 2}

@@ -1,6 +1,7 @@
 """Events and logs as they come: whole, resumable, with an end, and at no cost to the server for who is slow."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from phalanx.core.errors import RateLimited
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.messages import Chunk
-from phalanx.core.people import BUILT_IN
+from phalanx.core.people import BUILT_IN, Person
+from phalanx.decide.scheduler import schedule
 from phalanx.operate.control.api import sending, streams
 from phalanx.operate.control.api.asker import Asker
 from phalanx.operate.control.api.sending import Sent
@@ -255,6 +258,92 @@ def test_a_server_that_ends_ends_its_streams_first(one: Served) -> None:
             assert [piece async for piece in pieces] == []
 
     asyncio.run(live())
+
+
+def test_an_idle_log_is_not_read_and_what_changes_wakes_it(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns by the clock alone look at who reads; the end of the attempt, and of the job, come by themselves."""
+    read: list[int] = []
+    original = streams._page
+
+    def counted(*args: Any) -> Any:
+        read.append(args[-1])
+        return original(*args)
+
+    monkeypatch.setattr(streams, "_page", counted)
+
+    async def idle() -> None:
+        monkeypatch.setattr(streams, "LOOK_S", 0.0)
+        log = streams._logs(one.services, admin, JobId("ran-1"), 0, RAN, 0, False, None)
+        async with asyncio.timeout(60):
+            assert [await anext(log) for _ in range(50)] == [None] * 50
+            assert read == [0]
+            monkeypatch.setattr(streams, "LOOK_S", 3600.0)
+            waiting = asyncio.create_task(following(log, 1))
+            await one.control.call(lambda controller: controller.submit(a_spec("other"), "", "", "ada"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await asyncio.to_thread(one.bench.agents["node-a"].end, RAN, 0)
+            for _ in range(2):
+                snapshot = await one.control.call(lambda controller: controller.observe())
+                await one.control.call(lambda controller, snapshot=snapshot: controller.carry_out(schedule(snapshot)))  # type: ignore[misc]
+            (over,) = await waiting
+        assert json.loads(over.data) == {"why": "ran-1 has finished"}
+
+    asyncio.run(idle())
+    assert len(read) <= 3, "once for each record of the job, and never for another's"
+
+
+def test_a_stream_of_a_job_that_waits_begins_with_its_first_attempt(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LOOK_S", 3600.0)
+    job = one.bench.submit(a_spec("soon"))
+
+    async def begins() -> None:
+        log = streams._logs(one.services, admin, job, 0, None, 0, False, None)
+        assert await anext(log) is None
+        waiting = asyncio.create_task(following(log, 1))
+        for _ in range(2):
+            snapshot = await one.control.call(lambda controller: controller.observe())
+            await one.control.call(lambda controller, snapshot=snapshot: controller.carry_out(schedule(snapshot)))  # type: ignore[misc]
+        attempt = one.bench.attempt(job).id
+        await asyncio.to_thread(one.bench.agents["node-a"].run, attempt)
+        await one.ingest.take(one.bench.agents["node-a"].node, Chunk("log", attempt, 0, 0, "aGkK"))
+        (page,) = await waiting
+        assert page.at == f"{attempt}@3"
+        await log.aclose()
+
+    asyncio.run(begins())
+
+
+def test_one_user_does_not_take_them_all(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever tokens; who has the home's own is not counted."""
+    monkeypatch.setattr(sending, "OF_USER_MAX", 2)
+    places = one.services.streams
+    ada, again, ben = (
+        Person(user=user, token=token, roles={"red": "viewer"}) for user, token in (("ada", "1"), ("ada", "2"), ("ben", "3"))
+    )
+    with contextlib.ExitStack() as open_now:
+        first = open_now.enter_context(contextlib.ExitStack())
+        first.enter_context(places.place(ada))
+        open_now.enter_context(places.place(again))
+        with pytest.raises(RateLimited, match="ada has 2 streams open; close some"), places.place(ada):
+            pass
+        for person in (ben, BUILT_IN, BUILT_IN, BUILT_IN):
+            open_now.enter_context(places.place(person))
+        first.close()
+        with places.place(ada):
+            assert places.count == 6
+    assert (places.count, len(places._of_user)) == (0, 0)
+
+
+def test_who_has_too_many_is_told_when_to_ask_again(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "OF_USER_MAX", 0)
+    with one.http() as http:
+        http.post("/api/v1/users", json={"user": "ada", "platform": True})
+        token = http.post("/api/v1/tokens", json={"name": "test", "user": "ada"}).json()["token"]
+    answer = one.http(token).get("/api/v1/jobs/ran-1/events/stream")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "15")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"] == "ada has 0 streams open; close some, or read pages"
 
 
 def test_there_is_an_end_to_their_number(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:

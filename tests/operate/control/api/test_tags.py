@@ -151,3 +151,19 @@ def test_a_list_of_tags_is_read_as_one() -> None:
     assert names(f' "x" ,W/{tag}', tag)
     assert not names("", tag)
     assert not names(tag.strip('"'), tag)
+
+
+def test_that_a_node_gets_no_jobs_any_more_is_another_tag(one: Served) -> None:
+    """Since teams are not said to trust each other, and it does not keep their jobs apart."""
+    known = read(one, "/nodes/node-a").headers["etag"]
+    with one.http() as http:
+        for team in ("red", "blue"):
+            assert http.post("/api/v1/teams", json={"team": team, "trusting": True}).status_code == 201
+        assert read(one, "/nodes/node-a", known).status_code == 304
+        assert http.put("/api/v1/organisation", json={"name": "Lab", "trusting": False}).status_code == 200
+        answer = read(one, "/nodes/node-a", known)
+        assert (answer.status_code, "--isolation uid" in answer.json()["exposed"]) == (200, True)
+        stale = http.post("/api/v1/nodes/node-a/drain", json={"reason": "x"}, headers={"If-Match": known})
+        assert stale.status_code == 412
+        seen = {"If-Match": answer.headers["etag"]}
+        assert http.post("/api/v1/nodes/node-a/drain", json={"reason": "x"}, headers=seen).status_code == 200

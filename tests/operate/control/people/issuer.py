@@ -23,9 +23,15 @@ class Issuer:
     def __init__(self) -> None:
         self.url = ""
         self.key = RSAKey.generate_key(2048, {"kid": "one"}, auto_kid=False)
+        self.more_keys: list[Any] = []
         self.claims: dict[str, Any] = {}
         self.codes: dict[str, dict[str, str]] = {}
         self.key_asked = 0
+        self.devices: dict[str, dict[str, str]] = {}
+        self.answers: list[str] = []
+        """Errors that devices are given first, when they ask for their token."""
+        self.names_nonce = False
+        self.device_asked = 0
 
     def token(
         self, nonce: str | None, now_s: int | None = None, key: Any = None, header: dict[str, Any] | None = None, **claims: Any
@@ -40,13 +46,34 @@ class Issuer:
     def document(self, path: str) -> dict[str, Any]:
         if path == "/keys":
             self.key_asked += 1
-            return {"keys": [self.key.as_dict(private=False)]}
+            return {"keys": [key.as_dict(private=False) for key in (self.key, *self.more_keys)]}
         return {
             "issuer": self.url,
             "jwks_uri": f"{self.url}/keys",
             "authorization_endpoint": f"{self.url}/authorize",
             "token_endpoint": f"{self.url}/token",
+            "device_authorization_endpoint": f"{self.url}/device",
         }
+
+    def device(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """A code for a device, and one for its person (RFC 8628, 3.2)."""
+        if form.get("client_id") != CLIENT or "openid" not in form.get("scope", ""):
+            return 400, {"error": "invalid_client"}
+        code = f"device-{len(self.devices)}"
+        self.devices[code] = form
+        return 200, {
+            "device_code": code, "user_code": "WDJB-MJHT", "verification_uri": f"{self.url}/type", "expires_in": 600, "interval": 2,
+        }  # fmt: skip
+
+    def device_token(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        self.device_asked += 1
+        if form.get("client_id") != CLIENT or form["device_code"] not in self.devices:
+            return 400, {"error": "invalid_grant"}
+        if self.answers:
+            return 400, {"error": self.answers.pop(0)}
+        asked = self.devices.pop(form["device_code"])
+        nonce = asked["nonce"] if self.names_nonce else None
+        return 200, {"access_token": "a", "token_type": "Bearer", "id_token": self.token(nonce)}
 
     def authorized(self, query: dict[str, str]) -> str:
         """Where the browser is sent."""
@@ -87,7 +114,11 @@ def _handler(issuer: Issuer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            self._answer(*issuer.exchanged({name: values[0] for name, values in parse_qs(body).items()}))
+            form = {name: values[0] for name, values in parse_qs(body).items()}
+            if self.path == "/device":
+                self._answer(*issuer.device(form))
+            else:
+                self._answer(*(issuer.device_token(form) if "device_code" in form else issuer.exchanged(form)))
 
         def _answer(self, status: int, data: dict[str, Any], location: str = "") -> None:
             text = json.dumps(data).encode()

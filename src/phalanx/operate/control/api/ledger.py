@@ -1,14 +1,13 @@
 """Where the devices' time went."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from phalanx.core.devices import CPU_SLOT
 from phalanx.core.errors import SpecError
-from phalanx.core.events import Event
 from phalanx.core.ids import AttemptId
 from phalanx.core.records import StepRecord
 from phalanx.core.views import LedgerView
@@ -18,11 +17,9 @@ from phalanx.operate.control.api.access import READS, ServicesHere, job_for, see
 from phalanx.operate.control.api.asker import AskerHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.services import Services
-from phalanx.operate.control.store import Store
 from phalanx.operate.control.world import JobRecord, World
-from phalanx.record.telemetry.ledger import account, cost
+from phalanx.record.telemetry.ledger import account_of, cost
 
-PAGE: Final = 5000
 Time = Annotated[int | None, Query(ge=0, le=2**53)]
 router = APIRouter(tags=["ledger"])
 
@@ -54,11 +51,11 @@ def _account(
     services: Services, world: World, job: JobRecord | None, jobs: list[JobRecord] | None, since_ms: int | None, until_ms: int
 ) -> LedgerView:
     """jobs: of which it is, `job` or a team's; None is the fleet's."""
-    events = list(_all_events(services.store))
-    first_ms = job.submitted_ms if job else (events[0].at_ms if events else until_ms)
+    history, begun_ms = services.ledger_past.history(services.store)
+    first_ms = job.submitted_ms if job else (until_ms if begun_ms is None else begun_ms)
     since = min(first_ms, until_ms) if since_ms is None else since_ms
     of_jobs = None if jobs is None else frozenset(one.id for one in jobs)
-    booked = account(events, _steps(services, world, jobs, since, until_ms), since, until_ms, of_jobs)
+    booked = account_of(history, _steps(services, world, jobs, since, until_ms), since, until_ms, of_jobs)
     return LedgerView(
         job=job.id if job else None,
         since_ms=since,
@@ -70,13 +67,6 @@ def _account(
         cost=cost(booked.by_type, _price),
         notes=(*_notes(booked.by_type), *_collected(world, jobs, since, until_ms)),
     )
-
-
-def _all_events(store: Store) -> Iterator[Event]:
-    after = 0
-    while page := store.events(after, None, PAGE):
-        yield from page
-        after = page[-1].seq
 
 
 def _steps(

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from phalanx.core.errors import NotFound
 from phalanx.core.ids import NodeId
+from phalanx.core.isolation import exposed
 from phalanx.core.views import DrainRequest, HaltRequest, HaltView, NodeView
 from phalanx.operate.control import views
 from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
@@ -59,7 +60,7 @@ async def drain(services: ServicesHere, asker: AskerHere, node: Node, request: D
     name = NodeId(node)
 
     def act(controller: Controller) -> None:
-        if (tag := _tag(controller.world, asker, name)) is not None:
+        if (tag := _tag(controller.world, asker, name, services.accounts.strangers())) is not None:
             check_match("node", tag, if_match)
         controller.drain(name, request.reason, asker.name, request.now)
 
@@ -73,7 +74,7 @@ async def undrain(services: ServicesHere, asker: AskerHere, node: Node, if_match
     name = NodeId(node)
 
     def act(controller: Controller) -> None:
-        if (tag := _tag(controller.world, asker, name)) is not None:
+        if (tag := _tag(controller.world, asker, name, services.accounts.strangers())) is not None:
             check_match("node", tag, if_match)
         controller.undrain(name, asker.name)
 
@@ -90,12 +91,13 @@ async def halt(services: ServicesHere, asker: AskerHere, request: HaltRequest) -
     return view
 
 
-def _tag(world: World, asker: Asker, node: NodeId) -> str | None:
-    """None of a node that is not there."""
+def _tag(world: World, asker: Asker, node: NodeId, strangers: bool) -> str | None:
+    """None of a node that is not there. strangers: whether teams do not trust each other, who may then not be given it."""
     record = world.nodes.get(node)
     if record is None:
         return None
-    return tag_of(asker.sight, record.shape, record.boot, record.up, record.drained, world.on_nodes.get(node, ()))
+    is_open = strangers and exposed(record.shape.isolation)
+    return tag_of(asker.sight, record.shape, record.boot, record.up, record.drained, is_open, world.on_nodes.get(node, ()))
 
 
 async def _view(services: Services, asker: Asker, node: NodeId) -> NodeView:
@@ -106,4 +108,4 @@ async def _view(services: Services, asker: Asker, node: NodeId) -> NodeView:
     if not found:
         raise NotFound("node", node, "no such node; `phalanx node ls` shows them all")
     (shown,) = veil_of(services, asker).nodes(found)
-    return replace(shown, tag=_tag(world, asker, node) or "")
+    return replace(shown, tag=_tag(world, asker, node, strangers) or "")

@@ -4,8 +4,8 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from phalanx.core.errors import NotFound
-from phalanx.core.oidc import OidcLoginRequest, OidcView
+from phalanx.core.errors import NotFound, Unauthorized
+from phalanx.core.oidc import NO_DEVICES, OidcLoginRequest, OidcView
 from phalanx.core.people import MadeTokenView
 from phalanx.operate.control.api.access import ANYBODY, ServicesHere
 from phalanx.operate.control.api.asker import address_of
@@ -28,17 +28,23 @@ async def begin_oidc(services: ServicesHere, response: Response) -> OidcView:
     config = door.provider.config
     response.headers.update(NO_STORE)
     nonce = door.nonces.make(services.clock.monotonic_ms())
-    return OidcView(issuer=config.issuer, client_id=config.client_id, scope=config.scope, nonce=nonce)
+    return OidcView(
+        issuer=config.issuer, client_id=config.client_id, scope=config.scope, nonce=nonce, device_logins=config.device_logins
+    )
 
 
 @router.post("/oidc/login", status_code=201, dependencies=[ANYBODY], responses=refusals(404, 409))
 async def end_oidc(services: ServicesHere, connection: Request, request: OidcLoginRequest, response: Response) -> MadeTokenView:
     """A token for whom the id token means, told this once. 401 for one that is not good, or whose nonce was used."""
     door = _door(services)
+    if request.device and not door.provider.config.device_logins:
+        raise Unauthorized("device", "true", NO_DEVICES)
     async with _one_at_a_time:
         door.nonces.use(request.nonce, services.clock.monotonic_ms())
         now_ms = services.clock.now_ms()
-        who = await asyncio.to_thread(door.provider.identity, request.id_token, request.nonce, now_ms)
+        who = await asyncio.to_thread(door.provider.identity, request.id_token, request.nonce, now_ms, request.device)
+        if request.device:
+            door.nonces.spend(request.id_token, services.clock.monotonic_ms())
     note = Note(at_ms=now_ms, who=who.name, token="", what="user.login", target=who.name, address=address_of(connection))
     made = await services.control.call(
         lambda controller: logged_in(services.accounts, controller.epoch, who, door.provider.config, note)

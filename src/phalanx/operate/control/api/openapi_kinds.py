@@ -35,6 +35,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "MemberRequest": {"role": "member"},
     "TokenRequest": {"name": "laptop", "scope": "submit", "lifetime_ms": 86_400_000},
     "OidcLoginRequest": {"id_token": "header.payload.signature", "nonce": "as-GET-oidc-gave-it"},
+    "QueueShareRequest": {"quota": {"H100": 8}, "weight": 2.0},
 }
 """One of each body. The tests send them."""
 

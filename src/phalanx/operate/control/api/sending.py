@@ -3,7 +3,8 @@ their number. A reader who is slow holds up its own stream alone: nothing is mad
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -14,7 +15,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from phalanx.core import wire
-from phalanx.core.errors import StoreUnavailable
+from phalanx.core.errors import RateLimited, StoreUnavailable
+from phalanx.core.people import BUILT_IN, Person
 from phalanx.core.stream_views import StreamEnd
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -23,6 +25,13 @@ STALLED_S: Final = 60.0
 """So long a reader may take nothing of what is there for it."""
 
 OPEN_MAX: Final = 1_000
+OF_USER_MAX: Final = 100
+"""Of one user, by whatever tokens: ten of them at the least have streams before there are none left. Who has the home's own token
+is not counted, who may end the server as well."""
+
+AGAIN_S: Final = 15.0
+"""After which somebody may have closed one."""
+
 LastEventId = Annotated[str, Header(alias="Last-Event-ID", max_length=200)]
 STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -51,32 +60,47 @@ def end(why: str) -> Sent:
 
 
 class OpenStreams:
-    """How many there are. closing: the server ends, and each of them before it, at its next look."""
+    """How many there are, and whose. closing: the server ends, and each of them before it, at its next look."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._of_user: Counter[str] = Counter()
         self.closing = False
 
-    def response(self, events: AsyncGenerator[Sent | None]) -> "EventStream":
-        """The answer that sends `events`; None among them is that nothing came for a while. Raises StoreUnavailable."""
+    @property
+    def count(self) -> int:
+        return self._of_user.total()
+
+    @contextlib.contextmanager
+    def place(self, person: Person) -> Iterator[None]:
+        """One of them, for as long as it is held. Raises RateLimited for who has too many, StoreUnavailable where all have."""
+        if person is not BUILT_IN and self._of_user[person.user] >= OF_USER_MAX:
+            raise RateLimited(f"{person.user} has {OF_USER_MAX} streams open; close some, or read pages", AGAIN_S)
         if self.count >= OPEN_MAX:
             raise StoreUnavailable(f"{OPEN_MAX} streams are open; close some, or read pages")
-        return EventStream(self, events)
+        self._of_user[person.user] += 1
+        try:
+            yield
+        finally:
+            self._of_user[person.user] -= 1
+            self._of_user += Counter()  # whoever has none is not kept
+
+    def response(self, person: Person, events: AsyncGenerator[Sent | None]) -> "EventStream":
+        """The answer that sends `events` to that person; None among them is that nothing came for a while."""
+        return EventStream(self, person, events)
 
 
 class EventStream(StreamingResponse):
-    """Ends with its reader, and when that one takes nothing for STALLED_S."""
+    """Ends with its reader, and when that one takes nothing for STALLED_S. One for which there is no place is refused before its
+    first word, as any request."""
 
-    def __init__(self, streams: OpenStreams, events: AsyncGenerator[Sent | None]) -> None:
+    def __init__(self, streams: OpenStreams, person: Person, events: AsyncGenerator[Sent | None]) -> None:
         super().__init__(_encoded(streams, events), media_type=EVENT_STREAM, headers={"Cache-Control": "no-store"})
         self._streams = streams
+        self._person = person
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.count += 1
-        try:
+        with self._streams.place(self._person):
             await super().__call__(scope, receive, send)
-        finally:
-            self._streams.count -= 1
 
     async def stream_response(self, send: Send) -> None:
         async def bounded(message: Message) -> None:

@@ -16,9 +16,11 @@ from phalanx.operate.control.bells import LogBells
 from phalanx.operate.control.channels import Channels
 from phalanx.operate.control.control_thread import ControlThread
 from phalanx.operate.control.gc_run import Collector
+from phalanx.operate.control.ledger_past import LedgerPast
 from phalanx.operate.control.people.accounts import Accounts
 from phalanx.operate.control.ports import Clock
 from phalanx.operate.control.secrets import Secrets
+from phalanx.operate.control.step_times import StepTimes
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tail import Tail
 from phalanx.record.telemetry.journal import Journal
@@ -50,6 +52,8 @@ class Services:
     tail: Tail
     grown: LogBells
     streams: OpenStreams = field(default_factory=OpenStreams)
+    ledger_past: LedgerPast = field(default_factory=LedgerPast)
+    step_times: StepTimes = field(default_factory=StepTimes)
     answers: KeptAnswers = field(init=False)
 
     def __post_init__(self) -> None:

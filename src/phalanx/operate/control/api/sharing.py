@@ -1,28 +1,34 @@
 """How the fleet is shared: the policy, and what queues hold of it."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from phalanx.core import wire
-from phalanx.core.errors import NotFound
+from phalanx.core.errors import Conflict, NotFound
 from phalanx.core.people import Person
 from phalanx.core.policy import Policy
 from phalanx.core.policy_parse import dump_policy, parse_policy
-from phalanx.core.use_views import QuotaView
+from phalanx.core.use_views import QueueShareRequest, QuotaView
 from phalanx.core.views import PolicyRequest, PolicyView, QueueView
-from phalanx.operate.control.api.access import READS, RULES, ServicesHere, change
+from phalanx.operate.control.api.access import LEADS, READS, RULES, ServicesHere, change, sees
 from phalanx.operate.control.api.asker import Asker, AskerHere
 from phalanx.operate.control.api.openapi import refusals
 from phalanx.operate.control.api.pages import LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.tags import IfMatch, check_match, tag_of, unless_known
 from phalanx.operate.control.controller import Controller
+from phalanx.operate.control.queue_shares import parted
 from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
+
+TRIES: Final = 5
+"""Of a change that is worked out beside the control thread, before its asker is told that others are quicker."""
 
 
 @router.get("/policy", dependencies=[READS])
@@ -90,8 +96,49 @@ async def list_queues(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("queues", str, limit=None))]
 ) -> tuple[QueueView, ...]:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision; other
-    teams' are left out."""
+    teams' are left out, and so are their jobs where `running` and `waiting` are counted."""
     return page.of(_queues(services, asker), lambda one: (one.name,))
+
+
+@router.patch("/queues/{queue}", dependencies=[LEADS], responses=refusals(404, 409, 412))
+async def part_queue(
+    services: ServicesHere,
+    asker: AskerHere,
+    queue: Annotated[str, Path(max_length=100)],
+    request: QueueShareRequest,
+    response: Response,
+    if_match: IfMatch = "",
+) -> PolicyView:
+    """Another weight, quota or limit of one queue, from the next decision on: by admins of its team for queues below the team's
+    highest, within what that one is guaranteed and limited to; by platform admins for all. If-Match is of the policy, which is
+    answered."""
+
+    for _ in range(TRIES):
+        policy = services.control.world.policy
+        found = await asyncio.to_thread(_parted, asker, policy, queue, request, if_match)
+        if await change(services, asker, "queue.part", queue, partial(_put, policy, found, asker)):
+            response.headers["ETag"] = _tag(asker, found)
+            return _view(asker, found)
+    raise Conflict("policy", None, "was changed by others each time while this was worked out; ask again")
+
+
+def _parted(asker: Asker, policy: Policy, queue: str, request: QueueShareRequest, if_match: str) -> Policy:
+    """What comes of it. Off the control thread: to check the whole of a large policy would hold up a fleet."""
+    if queue not in policy.queues or not _is_open(asker.person, policy, queue):
+        raise NotFound("queue", queue, "no such queue in the policy; `phalanx policy show` has them")
+    check_match("policy", _tag(asker, policy), if_match)
+    return parted(policy, queue, request, asker.person)
+
+
+def _put(before: Policy, found: Policy, asker: Asker, controller: Controller) -> bool:
+    """Whether the policy still was the one that was read, and is `found` now."""
+    if controller.world.policy is not before:
+        return False
+    if asker.person.rules:
+        controller.set_policy(found, asker.name)
+    else:
+        controller.part_policy(found, asker.name)
+    return True
 
 
 def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
@@ -99,7 +146,9 @@ def _queues(services: Services, asker: Asker) -> tuple[QueueView, ...]:
     snapshot = services.control.snapshot
     if snapshot is None:
         return ()
-    return tuple(view for view in queue_views(snapshot) if _is_open(asker.person, snapshot.policy, view.name))
+    jobs = services.control.world.jobs
+    known = queue_views(snapshot, lambda job: job in jobs and sees(asker, jobs[job]))
+    return tuple(view for view in known if _is_open(asker.person, snapshot.policy, view.name))
 
 
 def seen_by(person: Person, policy: Policy) -> Policy:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from phalanx.core.isolation import trust
 from phalanx.core.views import StatusView
 from phalanx.operate.control import views
-from phalanx.operate.control.api.access import READS, ServicesHere, sees
+from phalanx.operate.control.api.access import READS, ServicesHere
 from phalanx.operate.control.api.asker import Asker, AskerHere, directory_of
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.api.veil import veil_of
@@ -49,7 +49,7 @@ async def _status(services: Services, asker: Asker, strangers: bool) -> StatusVi
         devices_are=views.devices_are(world),
         devices_total=total,
         devices_held=held,
-        jobs=views.job_counts(one for one in world.jobs.values() if sees(asker, one)),
+        jobs=views.job_counts(world, asker.person.sees),
         nodes=veil.nodes(views.node_views(world, services.desk.seen_ms, strangers)),
         outbox=await asyncio.to_thread(services.store.outbox_size),
         processes=await asyncio.to_thread(services.processes) if veil.is_open else {},

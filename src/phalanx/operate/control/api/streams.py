@@ -15,7 +15,7 @@ from phalanx.core.states import Finished
 from phalanx.core.stream_views import LogGap
 from phalanx.core.views import LogPage
 from phalanx.operate.control.api.access import READS, JobHere, RankQuery, ServicesHere, attempt_of, refuse_collected, sees
-from phalanx.operate.control.api.asker import Again, AgainHere, Asker
+from phalanx.operate.control.api.asker import Again, AgainHere, Asker, AskerHere
 from phalanx.operate.control.api.events import KINDS, check_kind
 from phalanx.operate.control.api.logs import log_page
 from phalanx.operate.control.api.sending import STREAM, EventStream, LastEventId, Sent, end
@@ -26,8 +26,8 @@ from phalanx.operate.control.world import JobRecord
 TOGETHER_S: Final = 0.2
 """What comes within it is looked for once: a busy fleet wakes nobody a hundred times a second."""
 
-LOOK_S: Final = 1.0
-"""A log's attempt may end, or the next begin, without a byte of it."""
+LOOK_S: Final = 2.0
+"""What changes wakes who waits for it. That a token was revoked, or that the server ends, which waits 3 s, is found by looking."""
 
 CLOSED: Final = "this token does not open it any more"
 PAGE_BYTES: Final = 65_536
@@ -39,26 +39,40 @@ After = Annotated[int | None, Query(ge=0, le=2**53)]
 
 @router.get("/events/stream", dependencies=[READS], response_class=StreamingResponse, responses=STREAM)
 async def stream_events(
-    services: ServicesHere, again: AgainHere, after: After = None, kind: Kind = "", last_event_id: LastEventId = ""
+    services: ServicesHere,
+    asker: AskerHere,
+    again: AgainHere,
+    after: After = None,
+    kind: Kind = "",
+    last_event_id: LastEventId = "",
 ) -> EventStream:
     """The log as it grows: from event `after` on, or from now on without it; for ever. `id` is an event's `seq`. Of people of a
     team: what happens to its jobs."""
     check_kind(kind)
-    return services.streams.response(_events(services, again, None, kind, _seq(services, after, last_event_id)))
+    events = _events(services, again, None, kind, _seq(services, after, last_event_id))
+    return services.streams.response(asker.person, events)
 
 
 @router.get("/jobs/{job}/events/stream", dependencies=[READS], response_class=StreamingResponse, responses=STREAM)
 async def stream_events_of_job(
-    services: ServicesHere, again: AgainHere, job: JobHere, after: After = 0, kind: Kind = "", last_event_id: LastEventId = ""
+    services: ServicesHere,
+    asker: AskerHere,
+    again: AgainHere,
+    job: JobHere,
+    after: After = 0,
+    kind: Kind = "",
+    last_event_id: LastEventId = "",
 ) -> EventStream:
     """A job's part of the log, from its beginning or event `after` on, until it has finished."""
     check_kind(kind)
-    return services.streams.response(_events(services, again, job.id, kind, _seq(services, after, last_event_id)))
+    events = _events(services, again, job.id, kind, _seq(services, after, last_event_id))
+    return services.streams.response(asker.person, events)
 
 
 @router.get("/jobs/{job}/logs/stream", dependencies=[READS], response_class=StreamingResponse, responses=STREAM)
 async def stream_logs(
     services: ServicesHere,
+    asker: AskerHere,
     again: AgainHere,
     job: JobHere,
     rank: RankQuery = 0,
@@ -74,7 +88,8 @@ async def stream_logs(
     first = attempt_of(job, attempt)
     if last_event_id:
         first, offset = _place(job, last_event_id)
-    return services.streams.response(_logs(services, again, job.id, rank, first, offset, bool(attempt), max_lag))
+    pages = _logs(services, again, job.id, rank, first, offset, bool(attempt), max_lag)
+    return services.streams.response(asker.person, pages)
 
 
 def _seq(services: Services, after: int | None, last: str) -> int:
@@ -134,8 +149,9 @@ async def _logs(
     only: bool,
     max_lag: int | None,
 ) -> AsyncGenerator[Sent | None]:
+    bell = services.grown.of(job, rank)
     while attempt is None:
-        ticket = services.control.changed.ticket()
+        ticket = bell.ticket()
         if await _still(again, services, job) is None:
             yield end(CLOSED)
             return
@@ -154,8 +170,8 @@ async def _logs(
 async def _from(
     services: Services, again: Again, job: JobId, rank: int, attempt: AttemptId, at: int, only: bool, max_lag: int | None
 ) -> AsyncGenerator[Sent | None]:
+    bell = services.grown.of(job, rank)
     while await _still(again, services, job) is not None:
-        bell = services.grown.of(attempt, rank)
         ticket = bell.ticket()
         if (missed := await asyncio.to_thread(_gap, services, attempt, rank, at, max_lag)) is not None:
             at = missed.next_offset
@@ -172,8 +188,10 @@ async def _from(
             if following is not None:
                 attempt, at, moved = following, 0, True
         yield None
-        if not moved:
-            await ticket.wait(LOOK_S)
+        while not moved and not await ticket.wait(LOOK_S):
+            if await _still(again, services, job) is None:
+                break
+            yield None
     yield end(CLOSED)
 
 

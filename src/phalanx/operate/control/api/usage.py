@@ -23,11 +23,8 @@ from phalanx.operate.control.world import World
 
 USUAL_MS: Final = 30 * 86_400_000
 ATTEMPTS_MAX: Final = 5_000
-"""In one window: the measurements of each are read."""
+"""In one window: the measurements of each are read, though once alone of what is over."""
 
-_IN_STEPS: Final = (
-    "SELECT coalesce(sum(greatest(0, least(ended_ms, ?) - greatest(started_ms, ?))), 0)::BIGINT AS ms FROM rows WHERE name = ''"
-)
 TABLE: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "content": {
@@ -73,9 +70,7 @@ def _rows(services: Services, world: World, shown: Shown, window: Window, by: By
                 released[event.body.attempt, event.body.node] = event.at_ms
 
     def in_steps(attempt: AttemptId, since_ms: int, until_ms: int) -> int:
-        if services.series.last_step(attempt) is None:
-            return 0
-        return int(services.series.asked(attempt, _IN_STEPS, (until_ms, since_ms))[0]["ms"])
+        return services.step_times.of(services.series, world.attempts[attempt], Window(since_ms, until_ms))
 
     return usage_views(world, window, by, released, in_steps, shown)
 

@@ -1,4 +1,4 @@
-"""Deliveries to webhooks that were not accepted yet: look at them, send one again now."""
+"""Deliveries to webhooks: those not accepted yet, to look at and to send again now, and the newest of those that are over."""
 
 import asyncio
 from typing import Annotated
@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path
 
 from phalanx.core.errors import NotFound
-from phalanx.core.use_views import DeliveryView
+from phalanx.core.use_views import DeliveryView, EndedDeliveryView
 from phalanx.operate.control import notices
 from phalanx.operate.control.api.access import READS, SUBMITS, ServicesHere, sees, to_change
 from phalanx.operate.control.api.asker import Asker, AskerHere
 from phalanx.operate.control.api.pages import LIMIT_MAX, LINK, Page, Pages
 from phalanx.operate.control.api.services import Services
 from phalanx.operate.control.controller import Controller
-from phalanx.operate.control.notices import Waiting
+from phalanx.operate.control.notices import Ended, Waiting
 from phalanx.operate.control.world import JobRecord
 
 router = APIRouter(tags=["webhooks"])
@@ -24,11 +24,21 @@ router = APIRouter(tags=["webhooks"])
 async def list_deliveries(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("deliveries", int))]
 ) -> tuple[DeliveryView, ...]:
-    """Those of jobs that the caller may see which wait to be made, or to be tried again; oldest first. What was accepted, or given
-    up after a day, is not kept."""
+    """Those of jobs that the caller may see which wait to be made, or to be tried again; oldest first."""
     after = int(page.after[0]) if page.after else 0
     found = await asyncio.to_thread(_seen, services, asker, after, (page.limit or LIMIT_MAX) + 1)
     return tuple(_view(one) for one in page.cut(found, lambda one: (one.notice.seq,)))
+
+
+@router.get("/webhooks/history", dependencies=[READS], responses=LINK)
+async def list_history(
+    services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("history", int, limit=100))]
+) -> tuple[EndedDeliveryView, ...]:
+    """Those of jobs that the caller may see which were accepted, or given up after a day, newest first: of each webhook the last
+    100."""
+    before = int(page.after[0]) if page.after else None
+    found = await asyncio.to_thread(_seen_of_past, services, asker, before, (page.limit or LIMIT_MAX) + 1)
+    return tuple(_past_view(one) for one in page.cut(found, lambda one: (one.notice.seq,)))
 
 
 @router.post("/webhooks/deliveries/{delivery}/redeliver", dependencies=[SUBMITS], status_code=202)
@@ -56,7 +66,16 @@ def _seen(services: Services, asker: Asker, after: int, limit: int) -> list[Wait
     return found[:limit]
 
 
-def _is_seen(services: Services, asker: Asker, one: Waiting) -> bool:
+def _seen_of_past(services: Services, asker: Asker, before: int | None, limit: int) -> list[Ended]:
+    """The last `limit` before number `before` of jobs that they may see."""
+    found: list[Ended] = []
+    while len(found) < limit and (some := notices.history(services.store, before, LIMIT_MAX)):
+        found += [one for one in some if _is_seen(services, asker, one)]
+        before = some[-1].notice.seq
+    return found[:limit]
+
+
+def _is_seen(services: Services, asker: Asker, one: Waiting | Ended) -> bool:
     job = services.control.world.jobs.get(one.notice.entry["job"])
     return job is not None and sees(asker, job)
 
@@ -85,4 +104,21 @@ def _view(one: Waiting) -> DeliveryView:
         at_ms=entry["at_ms"],
         tries=one.notice.tries,
         due_ms=one.due_ms,
+    )
+
+
+def _past_view(one: Ended) -> EndedDeliveryView:
+    """Likewise."""
+    entry = one.notice.entry
+    return EndedDeliveryView(
+        id=one.notice.seq,
+        job=entry["job"],
+        event=entry["id"],
+        occasion=entry["occasion"],
+        host=urlsplit(one.notice.webhook).hostname or "",
+        at_ms=entry["at_ms"],
+        tries=one.notice.tries,
+        ended_ms=one.ended_ms,
+        outcome=one.outcome,
+        detail=one.detail,
     )

@@ -23,6 +23,10 @@ TOKEN_CHARS_MAX: Final = 64 * 1024
 KEYS_AGAIN_MS: Final = 30_000
 """Keys are asked for again when a token names one that is not known, and no sooner than this."""
 
+DEVICE_S: Final = 300
+"""Of a token without a nonce, from its making to its use: with LEEWAY_S on either side less than the time for which it is known to
+have been used."""
+
 USED_MAX: Final = 100_000
 """Nonces kept at once, some 10 MB: as many logins in ten minutes."""
 
@@ -57,8 +61,9 @@ class Provider:
         self._keys: Any = None
         self._fetched_ms: int | None = None
 
-    def identity(self, id_token: str, nonce: str, now_ms: int) -> Identity:
-        """Raises Unauthorized for a token that is not good, StoreUnavailable when the provider is away."""
+    def identity(self, id_token: str, nonce: str, now_ms: int, device: bool = False) -> Identity:
+        """Of a `device`, whose token need not name the nonce, only while it is young; one that names another is no good either.
+        Raises Unauthorized for a token that is not good, StoreUnavailable when the provider is away."""
         from joserfc.errors import JoseError
         from joserfc.jwt import JWTClaimsRegistry
 
@@ -71,12 +76,14 @@ class Provider:
             exp={"essential": True},
             iat={"essential": True},
             sub={"essential": True},
-            nonce={"essential": True, "value": nonce},
+            nonce={"essential": not device, "value": nonce},
         )
         try:
             registry.validate(claims)
         except (JoseError, ValueError, TypeError) as error:
             raise Unauthorized(_FIELD, "(not shown)", f"is not for this login ({error}); log in again") from error
+        if device and now_ms // 1000 - int(claims["iat"]) > DEVICE_S:
+            raise Unauthorized(_FIELD, "(not shown)", f"is older than {DEVICE_S} s; log in again")
         others = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
         if len(others) > 1 and claims.get("azp") != self.config.client_id:
             raise Unauthorized(_FIELD, "(not shown)", "is for several, and was not given to this platform; log in again")
@@ -161,10 +168,21 @@ class Nonces:
             raise Unauthorized("nonce", "(not shown)", "was not given out by this server since it started; log in again")
         if not 0 <= now_ms - int(made) < NONCE_MS or nonce in self._used:
             raise Unauthorized("nonce", "(not shown)", "is over or was used; log in again")
+        self._note(nonce, now_ms)
+
+    def spend(self, id_token: str, now_ms: int) -> None:
+        """Notes a token that no nonce binds to one login. Raises Unauthorized for one that was used, RateLimited. Known
+        by what was signed: of an ECDSA signature anybody can make a second one that is good (SEC 1, 4.1.3: s and n - s)."""
+        sha256 = hashlib.sha256(id_token.rpartition(".")[0].encode()).hexdigest()
+        if sha256 in self._used:
+            raise Unauthorized(_FIELD, "(not shown)", "was used; log in again")
+        self._note(sha256, now_ms)
+
+    def _note(self, word: str, now_ms: int) -> None:
         self._forget(now_ms)
         if len(self._used) >= USED_MAX:
             raise RateLimited(f"{USED_MAX} logins came in ten minutes; log in again later", 60.0)
-        self._used[nonce] = now_ms
+        self._used[word] = now_ms
 
     def _forget(self, now_ms: int) -> None:
         """Those that are over anyway: each once, from the oldest on."""

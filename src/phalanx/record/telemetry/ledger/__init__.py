@@ -6,7 +6,8 @@ windows add up; records that come late move time between categories and change n
 time since back: to the fleet as idle, to the job as not held.
 """
 
-from phalanx.record.telemetry.ledger.account import Account, account, cost
+from phalanx.record.telemetry.ledger.account import Account, account, account_of, cost
 from phalanx.record.telemetry.ledger.categories import CATEGORIES
+from phalanx.record.telemetry.ledger.history import Folding, History
 
-__all__ = ["CATEGORIES", "Account", "account", "cost"]
+__all__ = ["CATEGORIES", "Account", "Folding", "History", "account", "account_of", "cost"]

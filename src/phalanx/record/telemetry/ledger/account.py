@@ -42,7 +42,11 @@ def account(events: Iterable[Event], steps: Steps, since_ms: int, until_ms: int,
     events: the whole log, oldest first. steps: the records of attempts. Of a training rank that left none: while its attempt
     goes on it counts as starting up, and once that is over, as not measured from the moment it ran.
     """
-    history = fold(events)
+    return account_of(fold(events), steps, since_ms, until_ms, job)
+
+
+def account_of(history: History, steps: Steps, since_ms: int, until_ms: int, job: JobId | Set[JobId] | None = None) -> Account:
+    """As `account`, of a log that was folded before."""
     jobs = {job} if isinstance(job, str) else job
     window = (since_ms, max(since_ms, until_ms))
     owned = _owned(history)

@@ -1,9 +1,9 @@
 """The log folded into spans: which devices existed, which were away, who held them, and why free ones stayed free. Pure."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from phalanx.core.devices import NodeShape, Placement
 from phalanx.core.events import (
@@ -30,6 +30,8 @@ from phalanx.core.spec import Kind
 from phalanx.record.telemetry.ledger.categories import IDLE
 from phalanx.record.telemetry.ledger.waiting import waits_as
 
+K = TypeVar("K")
+V = TypeVar("V")
 FOREVER: Final = 2**63
 """End of what has not ended: beyond any Unix time in milliseconds."""
 
@@ -83,6 +85,10 @@ class Hold:
             elif since is not None:
                 spans.append((since, now))
 
+    def copied(self) -> "Hold":
+        """As it is now, of one that goes on."""
+        return replace(self, released=dict(self.released), absent={rank: list(spans) for rank, spans in self.absent.items()})
+
     def end_on(self, node: NodeId) -> int:
         return min(self.end, self.released.get(node, FOREVER))
 
@@ -117,16 +123,16 @@ class History:
 
 def fold(events: Iterable[Event]) -> History:
     """The whole log, oldest first. A clock that was set back is held still until it catches up: time only grows."""
-    folding = _Folding()
-    now = 0
-    for event in events:
-        now = max(now, event.at_ms)
-        folding.take(event, now)
-    return folding.finish()
+    folding = Folding()
+    folding.take(events)
+    return folding.history()
 
 
-class _Folding:
+class Folding:
+    """The log folded so far. As `fold` does it of a whole one, and goes on with what comes later."""
+
     def __init__(self) -> None:
+        self._now = 0
         self._history = History()
         self._shapes: dict[NodeId, tuple[int, dict[int, str]]] = {}
         self._away: dict[NodeId, int] = {}
@@ -134,22 +140,35 @@ class _Folding:
         self._held: dict[AttemptId, Hold] = {}
         self._line = _Line()
 
-    def take(self, event: Event, now: int) -> None:
+    def take(self, events: Iterable[Event]) -> None:
+        """The next ones of the log."""
+        for event in events:
+            self._now = max(self._now, event.at_ms)
+            self._take(event, self._now)
+
+    def history(self) -> History:
+        """What the log says so far, in which what has no end has none. What is taken later changes nothing of it."""
+        past = self._history
+        lasting = [
+            (DeviceId(node, index), (since, FOREVER, kind))
+            for node, (since, devices) in self._shapes.items()
+            for index, kind in devices.items()
+        ]
+        return History(
+            present=_with(past.present, lasting),
+            away=_with(past.away, ((node, (since, FOREVER)) for node, since in self._away.items())),
+            drained=_with(past.drained, ((node, (since, FOREVER)) for node, since in self._drained.items())),
+            holds=[hold.copied() if hold.attempt in self._held else hold for hold in past.holds],
+            idle_as=list(past.idle_as),
+        )
+
+    def _take(self, event: Event, now: int) -> None:
         self._take_fleet(event, now)
         self._take_holds(event, now)
         self._take_parts(event, now)
         self._line.take(event)
         if self._line.idle_as != self._history.idle_as[-1][1]:
             self._history.idle_as.append((now, self._line.idle_as))
-
-    def finish(self) -> History:
-        for node in list(self._shapes):
-            self._end_shape(node, FOREVER)
-        for node in list(self._away):
-            self._end_away(node, FOREVER)
-        for node in list(self._drained):
-            self._end_drained(node, FOREVER)
-        return self._history
 
     def _take_fleet(self, event: Event, now: int) -> None:
         match event.body:
@@ -248,6 +267,14 @@ class _Line:
     def _place(self, job: JobId) -> tuple[int, int, JobId]:
         priority, seq, _ = self._specs.setdefault(job, (0, 0, "batch"))
         return priority, seq, job
+
+
+def _with(past: Mapping[K, list[V]], lasting: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """`past`, copied, with one more at the end of each that `lasting` names."""
+    found = {name: list(spans) for name, spans in past.items()}
+    for name, span in lasting:
+        found.setdefault(name, []).append(span)
+    return found
 
 
 def _types(shape: NodeShape) -> dict[int, str]:
