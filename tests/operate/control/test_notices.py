@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from phalanx.core.errors import SpecError, WorldError
+from phalanx.core.errors import SetupError, SpecError, StoreUnavailable, WorldError
 from phalanx.core.spec import JobSpec, Notify, Occasion
 from phalanx.operate.control import notice_pump, notices, webhook
 from phalanx.operate.control.control_thread import ControlThread
@@ -189,6 +189,25 @@ def test_each_occasion_is_told_once_in_order_and_signed(bench: Bench, receiver: 
         assert headers["Phalanx-Event"] == str(json.loads(body)["id"])
         assert headers["Content-Type"] == "application/json"
         assert KEY not in str(headers) + body.decode()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (webhook.Refused("hooks.example is 10.1.2.3: a private address"), "nothing is told to its address"),
+        (SetupError("notify.secret", "HOOK", "is not stored any more"), "the secret that signs it is not stored"),
+        (SetupError("secret key", "/home/platform/secret.key", "is not the key that red/HOOK was sealed with"), "SetupError"),
+        (StoreUnavailable("/home/platform/phalanx.db: disk I/O error"), "StoreUnavailable"),
+        (OSError(113, "No route to host", "10.1.2.3"), "OSError"),
+        (WorldError("no answer in 10 s"), "no answer in 10 s"),
+        (ZeroDivisionError("x"), "ZeroDivisionError"),
+    ],
+)
+def test_people_are_shown_why_and_nothing_of_the_machine(error: Exception, shown: str) -> None:
+    """A delivery's end is for all who see its job; what the server's log has beside it is not."""
+    why = notice_pump._why(error)
+    assert why.shown.startswith(shown)
+    assert not any(secret in why.shown for secret in ("/home", "10.1.2.3", "red/"))
 
 
 def test_the_documented_check_knows_genuine_from_forged_and_replayed() -> None:

@@ -140,3 +140,9 @@ def test_who_may_not_is_told_in_one_line(terminal: Terminal) -> None:
     terminal.server.on("GET", "/audit", refusal(403, "user", "bob", fix, title="Forbidden"))
     shown = terminal("audit")
     assert (shown.code, shown.err) == (2, f"Error: user is 'bob': {fix}\n")
+
+
+def test_two_ways_of_one_login_are_refused_together(terminal: Terminal) -> None:
+    shown = terminal("login", "https://phalanx.example", "--oidc", "--device")
+    assert shown.code == 2
+    assert "leave one out" in shown.err

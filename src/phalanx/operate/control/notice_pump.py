@@ -9,7 +9,7 @@ A delivery that was accepted in the moment of a crash comes twice, under the sam
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -62,7 +62,7 @@ class NoticePump:
         self._lanes: dict[str, asyncio.Task[None]] = {}
         self._served: dict[str, int] = {}  # receivers with something due to the number of the round that opened their last lane
         self._rounds = 0
-        self._over: dict[int, str] = {}  # accepted ('') or given up, and why; and still waiting as the database has it
+        self._over: dict[int, _Why] = {}  # accepted or given up, and still waiting as the database has it
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -107,27 +107,26 @@ class NoticePump:
 
     async def _settled(self, notice: Notice) -> bool:
         """Whether it is off the list: accepted, or given up."""
-        why, for_good = self._over.get(notice.seq, ""), notice.seq in self._over
+        why, for_good = self._over.get(notice.seq, _ACCEPTED), notice.seq in self._over
         if not for_good:
             try:
-                why = await self._send(notice)
-            except webhook.Refused as refused:
-                why, for_good = str(refused), True
+                why = _Why.of(await self._send(notice))
             except Bug:
                 raise
             except Exception as error:  # noqa: BLE001 (whatever a hostile URL or receiver brings about is a failure of that one)
-                why = str(error) if isinstance(error, PhalanxError | OSError) else type(error).__name__
+                why, for_good = _why(error), isinstance(error, webhook.Refused)
         now_ms = self._now_ms()
-        if why and not for_good and now_ms - int(notice.entry["at_ms"]) < GIVE_UP_MS:
+        if why.logged and not for_good and now_ms - int(notice.entry["at_ms"]) < GIVE_UP_MS:
             pause_ms = BACKOFF_MS[min(notice.tries, len(BACKOFF_MS) - 1)]
-            log.warning("notice_put_off", **_named(notice), why=why, tries=notice.tries + 1, again_in_s=pause_ms // 1000)
+            tried = {"why": why.logged, "tries": notice.tries + 1}
+            log.warning("notice_put_off", **_named(notice), **tried, again_in_s=pause_ms // 1000)
             await self._control.call(lambda controller: notices.put_off(self._store, controller.epoch, notice, now_ms + pause_ms))
             return False
-        if why and notice.seq not in self._over:
-            log.error("notice_given_up", **_named(notice), why=why, tries=notice.tries + 1)
+        if why.logged and notice.seq not in self._over:
+            log.error("notice_given_up", **_named(notice), why=why.logged, tries=notice.tries + 1)
         self._over[notice.seq] = why
         sent = replace(notice, tries=notice.tries + 1)
-        ended = Ended(sent, now_ms, "given_up" if why else "accepted", why)
+        ended = Ended(sent, now_ms, "given_up" if why.logged else "accepted", why.shown)
         await self._control.call(lambda controller: notices.done(self._store, controller.epoch, ended))
         del self._over[notice.seq]
         return True
@@ -164,6 +163,34 @@ class NoticePump:
     def _told(self, notice: Notice) -> Mapping[str, Any]:
         told = {name: value for name, value in notice.entry.items() if name not in _ABOUT_DELIVERY}
         return {**told, "url": f"{self._url}/api/v1/jobs/{notice.entry['job']}"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why it was not accepted, '' when it was: in the server's log, and to people, who are shown nothing of the machine, its
+    files and the addresses that its resolver knows."""
+
+    logged: str
+    shown: str
+
+    @classmethod
+    def of(cls, text: str) -> "_Why":
+        return cls(text, text)
+
+
+_ACCEPTED: Final = _Why("", "")
+
+
+def _why(error: Exception) -> _Why:
+    match error:
+        case webhook.Refused():
+            return _Why(str(error), "nothing is told to its address; docs/notify.md says where webhooks may lead")
+        case SetupError(field="notify.secret"):
+            return _Why(str(error), "the secret that signs it is not stored any more")
+        case PhalanxError() | OSError():
+            return _Why(str(error), str(error) if type(error) is WorldError else type(error).__name__)
+        case _:
+            return _Why.of(type(error).__name__)
 
 
 def _named(notice: Notice) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from phalanx.operate.control.people import audit
 from phalanx.operate.control.people.notes import Note
@@ -14,10 +14,13 @@ from phalanx.operate.control.tables import deliveries as made
 from phalanx.operate.control.tables import notices as table
 
 KEPT: Final = 100
-"""Of deliveries that were made or given up, of one webhook."""
+"""Of deliveries that were made or given up, of one team to one webhook."""
 
-KEPT_ALL: Final = 10_000
-"""Of all: any number of jobs may each name another one."""
+KEPT_OF_TEAM: Final = 2_000
+"""To all its webhooks: none erases what others look for."""
+
+_TRIM_EVERY: Final = 32
+"""Deliveries, before it is looked whether a team has too many."""
 
 DETAIL_CHARS_MAX: Final = 200
 Outcome = Literal["accepted", "given_up"]
@@ -88,38 +91,46 @@ def num_waiting(store: Store, webhook: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A notice that was accepted or given up at `ended_ms` (Unix time), after `notice.tries`, and why it was given up."""
+    """A notice that was accepted or given up at `ended_ms` (Unix time), after `notice.tries`, and why it was given up. seq: its
+    number among those that ended; 0 where it has none yet."""
 
     notice: Notice
     ended_ms: int
     outcome: Outcome
     detail: str
+    seq: int = 0
 
 
 def done(store: Store, epoch: int, ended: Ended) -> None:
     """It does not wait any more, and is of the newest that are kept. Twice is harmless. Raises StoreUnavailable."""
-    notice = ended.notice
+    notice, team = ended.notice, str(ended.notice.entry.get("team", ""))
     row = {
-        "seq": notice.seq, "webhook": notice.webhook, "entry": json.dumps(dict(notice.entry)), "tries": notice.tries,
-        "ended_ms": ended.ended_ms, "outcome": ended.outcome, "detail": ended.detail[:DETAIL_CHARS_MAX],
+        "notice": notice.seq, "team": team, "webhook": notice.webhook, "entry": json.dumps(dict(notice.entry)),
+        "tries": notice.tries, "ended_ms": ended.ended_ms, "outcome": ended.outcome, "detail": ended.detail[:DETAIL_CHARS_MAX],
     }  # fmt: skip
-    mine = made.c.webhook == notice.webhook
-    too_many = select(made.c.seq).where(mine).order_by(made.c.seq.desc()).offset(KEPT).limit(1).scalar_subquery()
+    of_team = made.c.team == team
     with store.leading(epoch) as connection:
         if not connection.execute(delete(table).where(table.c.seq == notice.seq)).rowcount:
             return
-        connection.execute(insert(made), row)
-        connection.execute(delete(made).where(mine & (made.c.seq <= too_many)))
-        connection.execute(delete(made).where(made.c.seq <= notice.seq - KEPT_ALL))
+        seq = connection.execute(insert(made).returning(made.c.seq), row).scalar_one()
+        _trim(connection, of_team & (made.c.webhook == notice.webhook), KEPT)
+        if seq % _TRIM_EVERY == 0:
+            _trim(connection, of_team, KEPT_OF_TEAM)
+
+
+def _trim(connection: Connection, those: ColumnElement[bool], kept: int) -> None:
+    """All but the `kept` that ended last."""
+    too_many = select(made.c.seq).where(those).order_by(made.c.seq.desc()).offset(kept).limit(1).scalar_subquery()
+    connection.execute(delete(made).where(those & (made.c.seq <= too_many)))
 
 
 def history(store: Store, before: int | None, limit: int) -> list[Ended]:
-    """Those of all receivers that are kept, before that number, the newest first. Raises StoreUnavailable."""
+    """Those of all receivers that are kept and ended before the one of that number, the newest first. Raises StoreUnavailable."""
     query = select(made).order_by(made.c.seq.desc()).limit(limit)
     with store.reading() as connection:
         rows = connection.execute(query if before is None else query.where(made.c.seq < before))
         return [
-            Ended(Notice(row.seq, row.webhook, json.loads(row.entry), row.tries), row.ended_ms, row.outcome, row.detail)
+            Ended(Notice(row.notice, row.webhook, json.loads(row.entry), row.tries), row.ended_ms, row.outcome, row.detail, row.seq)
             for row in rows
         ]
 

@@ -24,6 +24,9 @@ from phalanx.operate.control.secret_keys import KEY_BYTES, KeyFile, seal
 from phalanx.operate.control.store import Store
 from phalanx.operate.control.tables import secrets as table
 
+FIRST_OF_TEAMS: Final = "0005"
+"""The revision of the schema from which on this version finds them."""
+
 KEY_FILE: Final = "secret.key"
 VALUE_BYTES_MAX: Final = 32 * 1024
 """Linux gives one environment variable 128 KiB, and all of them and the arguments a few MiB."""

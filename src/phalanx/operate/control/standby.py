@@ -34,6 +34,8 @@ def _files_lacking(home: Path, store: Store) -> Iterator[str]:
             yield name if not token else f"{name} (another one is there)"
     if not (home / gang_keys.KEY_FILE).exists():
         yield gang_keys.KEY_FILE
+    if store.revision() < secrets.FIRST_OF_TEAMS:  # behind a leader of an older version, whose secrets lie elsewhere
+        return
     kept = secrets.Secrets(home, store, lambda: 0)
     if not (home / secrets.KEY_FILE).exists():
         yield from [secrets.KEY_FILE] if kept.views() else []

@@ -131,16 +131,19 @@ notices = Table(
 deliveries = Table(
     "deliveries",
     metadata,
-    Column("seq", BIG, primary_key=True, autoincrement=False),
+    Column("seq", BIG, primary_key=True, autoincrement=True),
+    Column("notice", BIG, nullable=False),
+    Column("team", String(64), nullable=False),
     Column("webhook", Text, nullable=False),
     Column("entry", Text, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("ended_ms", BIG, nullable=False),
     Column("outcome", String(16), nullable=False),
     Column("detail", String(200), nullable=False),
-    Index("ix_deliveries_webhook", "webhook", "seq"),
+    Index("ix_deliveries_webhook", "team", "webhook", "seq"),
+    sqlite_autoincrement=True,
 )
-"""Those that were, by the number that they had as notices; the newest alone."""
+"""Those that were, in the order in which they ended; the newest alone. notice: the number that it had while it waited."""
 
 artifacts = Table(
     "artifacts",

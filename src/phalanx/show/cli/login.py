@@ -37,6 +37,8 @@ def login(
     from phalanx.client.login import keep_login
     from phalanx.show.cli.text import note
 
+    if oidc and device:
+        raise SpecError("login", "--oidc --device", "are two ways of the same; leave one out")
     address = checked_url("URL", url)
     token = _by_code(address) if device else _by_provider(address) if oidc else checked_token("token", _token())
     with Client(address, token) as client:

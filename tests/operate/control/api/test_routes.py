@@ -170,8 +170,8 @@ def test_what_became_of_deliveries_is_told_page_by_page(one: Served, monkeypatch
     monkeypatch.setattr(notices, "KEPT", 3)
     store, epoch = one.bench.store, one.bench.control.epoch
 
-    def told(job: str, seq: int, webhook: str, why: str = "") -> None:
-        entry = {"job": job, "id": seq, "occasion": "finished", "at_ms": seq}
+    def told(job: str, seq: int, webhook: str, why: str = "", team: str = "") -> None:
+        entry = {"team": team, "job": job, "id": seq, "occasion": "finished", "at_ms": seq}
         with store.leading(epoch) as connection:
             row = {"seq": seq, "webhook": webhook, "entry": json.dumps(entry), "tries": 0, "due_ms": 0}
             connection.execute(insert(tables.notices), row)
@@ -202,9 +202,16 @@ def test_what_became_of_deliveries_is_told_page_by_page(one: Served, monkeypatch
         http.put("/api/v1/teams/red/members/rob", json={"role": "member"})
         token = http.post("/api/v1/tokens", json={"name": "test", "user": "rob"}).json()["token"]
     assert one.http(token).get("/api/v1/webhooks/history").json() == []
-    monkeypatch.setattr(notices, "KEPT_ALL", 2)
-    told(job, 7, "https://third.example/x")
-    assert [row["id"] for row in get(one, "/webhooks/history")] == [7, 6]
+    told(job, 8, "https://hooks.example/secret-path")
+    told(job, 7, "https://hooks.example/secret-path", "it answered 500")  # given up a day after others were accepted
+    assert [row["id"] for row in get(one, "/webhooks/history")][:3] == [7, 8, 6]
+    for seq in range(10, 14):
+        told(job, seq, "https://hooks.example/secret-path", team="blue")
+    assert [row["id"] for row in get(one, "/webhooks/history")] == [13, 12, 11, 7, 8, 6, 5]
+    monkeypatch.setattr(notices, "KEPT_OF_TEAM", 2)
+    monkeypatch.setattr(notices, "_TRIM_EVERY", 1)
+    told(job, 14, "https://third.example/x", team="blue")
+    assert [row["id"] for row in get(one, "/webhooks/history")] == [14, 13, 7, 8, 6, 5], "another team has what it had"
 
 
 def test_what_is_counted_is_the_teams_own(one: Served) -> None:

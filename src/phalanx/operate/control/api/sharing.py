@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import TypeAdapter
 
 from phalanx.core import wire
 from phalanx.core.errors import Conflict, NotFound
@@ -26,6 +27,7 @@ from phalanx.operate.control.queue_shares import parted
 from phalanx.operate.control.queue_views import queue_views, quota_views
 
 router = APIRouter(tags=["sharing"])
+_QUEUES = TypeAdapter(tuple[QueueView, ...])
 
 TRIES: Final = 5
 """Of a change that is worked out beside the control thread, before its asker is told that others are quicker."""
@@ -91,13 +93,24 @@ async def get_queue(services: ServicesHere, asker: AskerHere, queue: Annotated[s
     return found
 
 
-@router.get("/queues", dependencies=[READS], responses=LINK)
+@router.get("/queues", dependencies=[READS], responses=LINK, response_model=tuple[QueueView, ...])
 async def list_queues(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("queues", str, limit=None))]
-) -> tuple[QueueView, ...]:
+) -> tuple[QueueView, ...] | Response:
     """Every queue that is configured, has jobs or has had devices, by name, as of the newest decision; other
     teams' are left out, and so are their jobs where `running` and `waiting` are counted."""
-    return page.of(_queues(services, asker), lambda one: (one.name,))
+
+    def found() -> tuple[QueueView, ...]:
+        return page.of(_queues(services, asker), lambda one: (one.name,))
+
+    async def rendered() -> bytes:
+        return _QUEUES.dump_json(found())
+
+    if page.after or page.limit:
+        return found()
+    return await services.answers.answer(
+        ("queues", asker.sight, services.control.world.seq, id(services.control.snapshot)), rendered
+    )
 
 
 @router.patch("/queues/{queue}", dependencies=[LEADS], responses=refusals(404, 409, 412))

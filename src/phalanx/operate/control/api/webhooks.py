@@ -34,11 +34,11 @@ async def list_deliveries(
 async def list_history(
     services: ServicesHere, asker: AskerHere, page: Annotated[Page, Depends(Pages("history", int, limit=100))]
 ) -> tuple[EndedDeliveryView, ...]:
-    """Those of jobs that the caller may see which were accepted, or given up after a day, newest first: of each webhook the last
-    100."""
+    """Those of jobs that the caller may see which were accepted, or given up after a day; the last to end comes first. Of a team to
+    one webhook 100 are kept, to all its webhooks 2,000."""
     before = int(page.after[0]) if page.after else None
     found = await asyncio.to_thread(_seen_of_past, services, asker, before, (page.limit or LIMIT_MAX) + 1)
-    return tuple(_past_view(one) for one in page.cut(found, lambda one: (one.notice.seq,)))
+    return tuple(_past_view(one) for one in page.cut(found, lambda one: (one.seq,)))
 
 
 @router.post("/webhooks/deliveries/{delivery}/redeliver", dependencies=[SUBMITS], status_code=202)
@@ -71,7 +71,7 @@ def _seen_of_past(services: Services, asker: Asker, before: int | None, limit: i
     found: list[Ended] = []
     while len(found) < limit and (some := notices.history(services.store, before, LIMIT_MAX)):
         found += [one for one in some if _is_seen(services, asker, one)]
-        before = some[-1].notice.seq
+        before = some[-1].seq
     return found[:limit]
 
 

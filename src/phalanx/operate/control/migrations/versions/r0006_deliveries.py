@@ -13,7 +13,9 @@ def upgrade() -> None:
     """Adds a table."""
     op.create_table(
         "deliveries",
-        sa.Column("seq", BIG, nullable=False, autoincrement=False),
+        sa.Column("seq", BIG, nullable=False, autoincrement=True),
+        sa.Column("notice", BIG, nullable=False),
+        sa.Column("team", sa.String(64), nullable=False),
         sa.Column("webhook", sa.Text, nullable=False),
         sa.Column("entry", sa.Text, nullable=False),
         sa.Column("tries", sa.Integer, nullable=False),
@@ -21,5 +23,6 @@ def upgrade() -> None:
         sa.Column("outcome", sa.String(16), nullable=False),
         sa.Column("detail", sa.String(200), nullable=False),
         sa.PrimaryKeyConstraint("seq", name="pk_deliveries"),
+        sqlite_autoincrement=True,
     )
-    op.create_index("ix_deliveries_webhook", "deliveries", ["webhook", "seq"])
+    op.create_index("ix_deliveries_webhook", "deliveries", ["team", "webhook", "seq"])
