@@ -6,7 +6,7 @@ and write the same files, so a fault happens once, whoever is killed and started
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from phalanx.core.errors import SpecError
 
@@ -50,6 +50,8 @@ SLOW_MS: Final = 100
 class Asked:
     """A fault as somebody asks for it. rank: None is the first, or for the store each. step: None is the next one.
     for_ms: how long it lasts, None as long as is usual. slow_ms: of slow-rank. flip: of flip-bit."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # `wire.CLOSED` without its import: ranks read this module
 
     fault: FaultKind
     rank: int | None = None

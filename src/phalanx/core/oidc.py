@@ -14,6 +14,7 @@ from phalanx.core.ids import NAME
 from phalanx.core.people import LIFETIME_MS_MAX, Role, Scope
 from phalanx.core.units import duration_ms
 from phalanx.core.validation import value_of, what_to_write
+from phalanx.core.wire import CLOSED
 from phalanx.core.yaml_text import read_yaml_file
 
 OIDC_FILE: Final = "oidc.yaml"
@@ -71,6 +72,8 @@ class OidcView:
 class OidcLoginRequest:
     """Body of POST /oidc/login: the id token that the provider gave for that nonce; of a `device`, for which few providers put one
     into their token, in the time of that nonce."""
+
+    __pydantic_config__ = CLOSED
 
     id_token: str
     nonce: str

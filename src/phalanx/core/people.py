@@ -6,6 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Strict
 
+from phalanx.core.wire import CLOSED
+
 Role = Literal["viewer", "member", "admin"]
 Scope = Literal["read", "submit", "admin"]
 
@@ -118,6 +120,8 @@ class UserView:
 class UserRequest:
     """Body of POST /users."""
 
+    __pydantic_config__ = CLOSED
+
     user: str
     platform: Annotated[bool, Strict()] = False
 
@@ -135,6 +139,8 @@ class TeamView:
 class TeamRequest:
     """Body of POST /teams. trusting: also where jobs are not kept apart, so that those of one team can read what another's can."""
 
+    __pydantic_config__ = CLOSED
+
     team: str
     trusting: Annotated[bool, Strict()] = False
 
@@ -142,6 +148,8 @@ class TeamRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRequest:
     """Body of PUT /teams/{team}/members/{user}."""
+
+    __pydantic_config__ = CLOSED
 
     role: Role = "member"
 
@@ -159,6 +167,8 @@ class OrganisationView:
 class TokenRequest:
     """Body of POST /tokens. user: whose it shall be; '' is the caller's. team: the only one that it is for; '' is all of the
     owner's. lifetime_ms: after which it opens nothing any more."""
+
+    __pydantic_config__ = CLOSED
 
     name: str
     user: str = ""

@@ -13,6 +13,7 @@ from phalanx.core.errors import SpecError
 from phalanx.core.health import REASON_CHARS_MAX
 from phalanx.core.ids import AttemptId, JobId
 from phalanx.core.profile import RANKS_READ_MAX, TRACED_STEPS_MAX
+from phalanx.core.wire import CLOSED
 
 REQUESTS_VARIABLE: Final = "PHALANX_REQUESTS"
 """Of a rank's environment: the attempt's folder of requests."""
@@ -24,6 +25,8 @@ UNASKABLE: Final = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracesAsked:
     """As somebody asks for them: of so many of the steps that come next. ranks: none named is all."""
+
+    __pydantic_config__ = CLOSED
 
     steps: int
     ranks: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from pydantic import Strict
 
 from phalanx.core.ids import JobId
 from phalanx.core.records import NAN_AS_TEXT
+from phalanx.core.wire import CLOSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,8 @@ class EndedDeliveryView:
 class QueueShareRequest:
     """Body of PATCH /queues/{queue}: its weight among its siblings, and devices by type guaranteed and at most, each in place of
     all that was there; None leaves it as it is."""
+
+    __pydantic_config__ = CLOSED
 
     weight: float | None = None
     quota: Mapping[str, Annotated[int, Strict()]] | None = None

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from pydantic import ConfigDict, Strict
+from pydantic import Strict
 
 from phalanx.core.devices import Device
 from phalanx.core.ids import AttemptId, JobId, NodeId
 from phalanx.core.isolation import Isolation
 from phalanx.core.messages import RankExit
 from phalanx.core.records import NAN_AS_TEXT, Metric, StepRecord
+from phalanx.core.wire import CLOSED
 
 Flag = Annotated[bool, Strict()]
 """In what is asked for: 0 and 1 are no answers to a yes or no."""
@@ -313,6 +314,8 @@ class EventView:
 class SubmitRequest:
     """Body of POST /jobs. `key` makes a repeated submit return the first job instead of a second."""
 
+    __pydantic_config__ = CLOSED
+
     spec: Mapping[str, Any]
     code: str = ""
     key: str = ""
@@ -321,6 +324,8 @@ class SubmitRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """Body of POST /plan."""
+
+    __pydantic_config__ = CLOSED
 
     spec: Mapping[str, Any]
 
@@ -398,6 +403,8 @@ class PolicyView:
 class PolicyRequest:
     """Body of PUT /policy. `dry_run`: only check it."""
 
+    __pydantic_config__ = CLOSED
+
     policy: Mapping[str, Any]
     dry_run: Flag = False
 
@@ -447,6 +454,8 @@ class KeyRotatedView:
 class DrainRequest:
     """Body of POST /nodes/{node}/drain. `now`: gangs that run there are stopped, and start again elsewhere."""
 
+    __pydantic_config__ = CLOSED
+
     reason: str
     now: Flag = False
 
@@ -454,6 +463,8 @@ class DrainRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaltRequest:
     """Body of POST /halt. `but`: the node that whoever asks ends by itself."""
+
+    __pydantic_config__ = CLOSED
 
     but: str
 
@@ -510,6 +521,8 @@ JOIN_TOKEN_MS: Final = (1_000, 30 * 86_400_000)
 class JoinTokenRequest:
     """Body of POST /agent/tokens. `lifetime_ms`: how long the token may be used for."""
 
+    __pydantic_config__ = CLOSED
+
     lifetime_ms: int
 
 
@@ -542,7 +555,7 @@ class GcRequest:
     """Body of POST /gc. `older_than`: a duration such as '30d', counted from when a job finished. `dry_run`: only say what would be
     collected."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # a misspelt dry_run must not collect
+    __pydantic_config__ = CLOSED
 
     older_than: str = "30d"
     dry_run: Flag = False

@@ -1,13 +1,18 @@
 """Facts to JSON and back: every message, event and view is a frozen dataclass, checked by pydantic when it comes in.
 
-Unknown keys are dropped on purpose (an old agent may talk to a new server); job specs are strict instead, see `spec`.
+Unknown keys are dropped on purpose (an old agent may talk to a new server); job specs and what people ask for are strict instead,
+see `spec` and `CLOSED`.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
+
+CLOSED: Final = ConfigDict(extra="forbid")
+"""`__pydantic_config__` of the body of a request: a misspelt key, such as that of a dry run or of a token's team, must not be taken
+for one that was left out."""
 
 
 @cache

@@ -1,12 +1,13 @@
 """Long answers rendered once for all who ask at the same time."""
 
 import asyncio
+import gzip
 
 import pytest
 from fastapi import Response
 
 from phalanx.core.errors import StoreUnavailable
-from phalanx.operate.control.api.kept_answers import ANSWERS_MAX, KEPT_MS, KeptAnswers
+from phalanx.operate.control.api.kept_answers import ANSWERS_MAX, KEPT_MS, PACKED_FROM_BYTES, KeptAnswers
 
 
 class Kitchen:
@@ -97,3 +98,38 @@ def test_it_keeps_a_bounded_number() -> None:
         assert kitchen.rendered == ANSWERS_MAX + 2
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("accepts", "packed"),
+    [
+        ("gzip, deflate", True),
+        ("br;q=1.0, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("identity", False),
+        ("", False),
+        ("xgzip", False),
+    ],
+)
+def test_a_long_one_is_packed_for_who_takes_that_under_a_tag_of_its_own(accepts: str, packed: bool) -> None:
+    async def rendered() -> bytes:
+        return b"n" * PACKED_FROM_BYTES
+
+    async def short() -> bytes:
+        return b"n"
+
+    async def scenario() -> tuple[Response, Response, Response]:
+        kept = KeptAnswers(lambda: 0)
+        return (
+            await kept.answer(("long",), rendered, accepts),
+            await kept.answer(("long",), rendered),
+            await kept.answer(("short",), short, accepts),
+        )
+
+    asked, plain, brief = asyncio.run(scenario())
+    assert plain.body == b"n" * PACKED_FROM_BYTES
+    assert (gzip.decompress(bytes(asked.body)) if packed else asked.body) == plain.body
+    assert asked.headers.get("Content-Encoding") == ("gzip" if packed else None)
+    assert (asked.headers["ETag"] != plain.headers["ETag"]) is packed
+    assert asked.headers["Vary"] == plain.headers["Vary"] == "Accept-Encoding"
+    assert (brief.body, brief.headers.get("Content-Encoding")) == (b"n", None)

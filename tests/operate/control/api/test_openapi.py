@@ -204,3 +204,26 @@ def test_what_is_no_number_is_text_in_the_document_too(one: Served, document: Do
 
 def test_the_document_itself_wants_a_token(one: Served) -> None:
     assert one.http("").get("/openapi.json").status_code == 401
+
+
+OPEN: Final = ("JoinRequest", "OrganisationView")
+"""Bodies that may have keys which we do not know: of nodes of another version, and of what a reader may send back."""
+
+
+def test_a_misspelt_key_is_refused_in_every_body_that_people_send(one: Served) -> None:
+    """Else a change with a misspelt `dry_run` is made, and a token with a misspelt `team` is for all of them."""
+    with one.http() as http:
+        document = http.get("/openapi.json").json()
+        bodies = {
+            (method, path): operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+            if "application/json" in operation.get("requestBody", {}).get("content", {})
+            and "$ref" in operation["requestBody"]["content"]["application/json"]["schema"]
+        }
+        assert len(bodies) > 10
+        schemas = document["components"]["schemas"]
+        known = {name for name in bodies.values() if name not in OPEN}
+        assert {name for name in known if schemas[name].get("additionalProperties") is not False} == set()
+        answer = http.post("/api/v1/tokens", json={"name": "laptop", "teem": "red"})
+    assert (answer.status_code, "teem" in answer.text) == (422, True)

@@ -42,7 +42,8 @@ async def list_nodes(
 
     if page.after or page.limit:
         return found()
-    return await services.answers.answer(("nodes", asker.sight, world.seq, strangers), rendered)
+    key = ("nodes", asker.sight, world.seq, strangers)
+    return await services.answers.answer(key, rendered, page.request.headers.get("accept-encoding", ""))
 
 
 @router.get("/nodes/{node}", dependencies=[READS])

@@ -108,9 +108,8 @@ async def list_queues(
 
     if page.after or page.limit:
         return found()
-    return await services.answers.answer(
-        ("queues", asker.sight, services.control.world.seq, id(services.control.snapshot)), rendered
-    )
+    key = ("queues", asker.sight, services.control.world.seq, id(services.control.snapshot))
+    return await services.answers.answer(key, rendered, page.request.headers.get("accept-encoding", ""))
 
 
 @router.patch("/queues/{queue}", dependencies=[LEADS], responses=refusals(404, 409, 412))

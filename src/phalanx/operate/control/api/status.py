@@ -5,7 +5,7 @@ import statistics
 from functools import cache
 from importlib import metadata
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import TypeAdapter
 
 from phalanx.core.isolation import trust
@@ -21,7 +21,7 @@ _STATUS = TypeAdapter(StatusView)
 
 
 @router.get("/status", dependencies=[READS], response_model=StatusView)
-async def status(services: ServicesHere, asker: AskerHere) -> Response:
+async def status(services: ServicesHere, asker: AskerHere, request: Request) -> Response:
     """Devices, nodes, jobs, processes, ticks. People of a team see its jobs counted, and nothing of the machine that the server
     runs on."""
     strangers = (await directory_of(services)).strangers
@@ -29,7 +29,8 @@ async def status(services: ServicesHere, asker: AskerHere) -> Response:
     async def rendered() -> bytes:
         return _STATUS.dump_json(await _status(services, asker, strangers))
 
-    return await services.answers.answer(("status", asker.sight, services.control.world.seq, strangers), rendered)
+    key = ("status", asker.sight, services.control.world.seq, strangers)
+    return await services.answers.answer(key, rendered, request.headers.get("accept-encoding", ""))
 
 
 @cache
