@@ -54,6 +54,22 @@ def test_what_would_explode_is_one_error_with_its_line(name: str, tmp_path: Path
     assert len(caught.value.fix) < 300
 
 
+@pytest.mark.parametrize("value", ["!!map [1]", "!!map x", "!!set x"])
+def test_what_only_says_that_it_is_a_mapping_is_one_error(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    for text in (value, f"name: x\nenv: {value}\n"):
+        file.write_text(text)
+        with pytest.raises(SpecError, match="is not valid YAML"):
+            load_spec(file)
+
+
+def test_a_number_that_is_a_date_and_a_time_may_be_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: x\nentrypoint: [train, --run, 20261130134500123456]\nenv: {RUN: 20261130134500123456}\n")
+    spec = load_spec(file)
+    assert (spec.env["RUN"], spec.entrypoint[-1]) == ("20261130134500123456", "20261130134500123456")
+
+
 def test_numbers_and_nesting_of_an_honest_size_are_read() -> None:
     assert read_yaml("a: [0xff, 0b11, 017, 1:30, 1_000, 2.0e+3, 1.5e-8, -7]") == {"a": [255, 3, 15, 90, 1000, 2000.0, 1.5e-8, -7]}
     deep = "a: " + "[" * (DEPTH_MAX - 2) + "1" + "]" * (DEPTH_MAX - 2)

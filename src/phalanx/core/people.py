@@ -159,6 +159,8 @@ class OrganisationView:
     """The name of whose platform this is; '' until somebody gave it one. trusting: whether its teams trust each other. Also the
     body of PUT /organisation, where null leaves that as it is."""
 
+    __pydantic_config__ = CLOSED
+
     name: str
     trusting: Annotated[bool, Strict()] | None = None
 

@@ -41,8 +41,9 @@ from phalanx.core.validation import Bounds, beyond, misread, value_of, what_to_w
 from phalanx.core.yaml_text import read_yaml_file
 
 SPEC_BYTES_MAX: Final = 256 * 1024
-BOUNDS: Final = Bounds(depth=16, values=50_000, chars=SPEC_BYTES_MAX)
-"""Of a spec, however it came: what is refused as a file is refused by the API too, before anything is made of it."""
+BOUNDS: Final = Bounds(depth=16, values=70_000, chars=2 * SPEC_BYTES_MAX, bits=512)
+"""Of a spec, however it came, before anything is made of it. Twice what a file may have: a client sends it with all that was left
+out. Numbers may be text in the end: a run's number that is a date and a time has more than 64 bits."""
 WEBHOOK_CHARS_MAX: Final = 1_000
 CPUS_MAX: Final = 1_000_000
 """Cores of a node's part; far beyond any machine."""

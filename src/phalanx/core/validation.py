@@ -41,6 +41,8 @@ def what_to_write(problem: Mapping[str, Any]) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in ("missing", "missing_argument"):
         return "is required; write it"
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return "is no key of this; take it out, or write it as the documentation has it"
     if kind in _WRITE:
         return f"write {_WRITE[kind]}"
     if kind in _BOUNDS:

@@ -76,6 +76,8 @@ class _PlainLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.MappingNode):  # `!!map` before something else
+            raise yaml.MarkedYAMLError(problem="a mapping was expected here", problem_mark=node.start_mark)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):

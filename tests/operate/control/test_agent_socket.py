@@ -244,6 +244,15 @@ def test_a_shape_that_cannot_be_is_refused(server: LiveServer, part: str, value:
         assert closing(agent) == POLICY
 
 
+@pytest.mark.parametrize("part", ["boot", "version"])
+def test_what_a_hello_says_of_itself_has_bounds(server: LiveServer, part: str) -> None:
+    """Each new boot is an event, which is kept for ever."""
+    with PlayedAgent(server) as agent:
+        hello = wire.plain(Hello, Hello(agent.shape, "boot-1", PROTOCOL, "test", 0, ()))
+        agent.socket.send(json.dumps({**hello, part: "b" * 201}))
+        assert closing(agent) == POLICY
+
+
 def test_a_hello_with_an_attempt_that_is_none_is_refused(server: LiveServer) -> None:
     with PlayedAgent(server) as agent:
         report = AttemptReport(AttemptId("../../token"), 1, "running", (), (), 1)

@@ -41,7 +41,7 @@ from phalanx.operate.control.controller import Controller
 from phalanx.operate.control.ingest import Ingest
 from phalanx.operate.control.last_words import LastWords
 from phalanx.operate.control.ports import NodeLink
-from phalanx.operate.control.shape import check_shape
+from phalanx.operate.control.shape import TEXT_CHARS_MAX, check_shape
 
 FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 """A full chunk is 350 KB as base64; a Hello with a thousand attempts half a megabyte."""
@@ -151,6 +151,8 @@ class AgentDesk:
             raise ValueError("the first message must be hello")
         if message.protocol != PROTOCOL:
             raise ValueError(f"protocol {message.protocol} is not {PROTOCOL}: upgrade the older of agent and server")
+        if max(len(message.boot), len(message.version)) > TEXT_CHARS_MAX:
+            raise ValueError(f"hello: boot or version of over {TEXT_CHARS_MAX} characters")
         check_shape(message.shape)
         for report in message.attempts:
             split_attempt(report.attempt)

@@ -19,9 +19,6 @@ KEPT: Final = 100
 KEPT_OF_TEAM: Final = 2_000
 """To all its webhooks: none erases what others look for."""
 
-_TRIM_EVERY: Final = 32
-"""Deliveries, before it is looked whether a team has too many."""
-
 DETAIL_CHARS_MAX: Final = 200
 Outcome = Literal["accepted", "given_up"]
 
@@ -112,10 +109,9 @@ def done(store: Store, epoch: int, ended: Ended) -> None:
     with store.leading(epoch) as connection:
         if not connection.execute(delete(table).where(table.c.seq == notice.seq)).rowcount:
             return
-        seq = connection.execute(insert(made).returning(made.c.seq), row).scalar_one()
+        connection.execute(insert(made), row)
         _trim(connection, of_team & (made.c.webhook == notice.webhook), KEPT)
-        if seq % _TRIM_EVERY == 0:
-            _trim(connection, of_team, KEPT_OF_TEAM)
+        _trim(connection, of_team, KEPT_OF_TEAM)
 
 
 def _trim(connection: Connection, those: ColumnElement[bool], kept: int) -> None:

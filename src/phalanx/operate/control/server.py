@@ -223,7 +223,9 @@ class _Parts:
             services.secrets,
             services.url,
             services.clock.now_ms,
-            strangers=services.accounts.strangers,
+            strangers=lambda: (
+                services.accounts.directory().strangers
+            ),  # of any thread: `Accounts.strangers` is the control thread's
         )
         return [ticks, pump.run(), notices.run(), Sealing(services.control, services.series).run()]
 

@@ -15,7 +15,7 @@ BYTES_MAX: Final = 2**60
 WORDS_MAX: Final = 100
 """Of what an agent can do, and of what its machine lacks. A node's shape is an event of the log for ever, each time it changes."""
 
-_TEXT_CHARS_MAX: Final = 200
+TEXT_CHARS_MAX: Final = 200
 _REASON_CHARS_MAX: Final = 2_000
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
@@ -58,8 +58,8 @@ def _devices(shape: NodeShape) -> str:
     for device in shape.devices:
         if not 0 <= device.index < 2**31 or not 0 <= device.memory_bytes <= BYTES_MAX:
             return f"device {device.index} with {device.memory_bytes} bytes cannot be"
-        if not device.type or max(map(len, (device.type, device.name, device.uuid))) > _TEXT_CHARS_MAX:
-            return f"device {device.index} has no type, or a text over {_TEXT_CHARS_MAX} characters"
+        if not device.type or max(map(len, (device.type, device.name, device.uuid))) > TEXT_CHARS_MAX:
+            return f"device {device.index} has no type, or a text over {TEXT_CHARS_MAX} characters"
     return ""
 
 
@@ -67,8 +67,8 @@ def _abilities(shape: NodeShape) -> str:
     kept = shape.isolation
     lacks = dict(kept.lacks or {}) if kept is not None else {}
     for what, words in (("features", shape.features), ("isolation", kept.can if kept is not None else ()), ("lacks", tuple(lacks))):
-        if len(words) > WORDS_MAX or any(len(word) > _TEXT_CHARS_MAX for word in words):
-            return f"{what}: over {WORDS_MAX} words, or one over {_TEXT_CHARS_MAX} characters"
+        if len(words) > WORDS_MAX or any(len(word) > TEXT_CHARS_MAX for word in words):
+            return f"{what}: over {WORDS_MAX} words, or one over {TEXT_CHARS_MAX} characters"
     if any(len(why) > _REASON_CHARS_MAX for why in lacks.values()):
         return f"lacks: a reason over {_REASON_CHARS_MAX} characters"
     return ""

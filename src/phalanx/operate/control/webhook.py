@@ -58,6 +58,7 @@ _REFUSED: Final = tuple(
     )
 )
 
+_LOOPBACK_6: Final = IPv6Address("::1")
 _LOOPBACK: Final = tuple(ip_network(text) for text in ("127.0.0.0/8", "::1/128"))
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -202,7 +203,7 @@ def _why_refused(text: str, loopback: bool) -> str:
 
 def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address that some IPv6 ones stand for."""
-    if isinstance(address, IPv4Address) or address.is_loopback:
+    if isinstance(address, IPv4Address) or address == _LOOPBACK_6:  # `is_loopback` is also ::ffff:127.0.0.1 from Python 3.13 on
         return address
     if any(address in network for network in _STAND_FOR_IPV4):
         return IPv4Address(int(address) & 0xFFFF_FFFF)

@@ -209,7 +209,6 @@ def test_what_became_of_deliveries_is_told_page_by_page(one: Served, monkeypatch
         told(job, seq, "https://hooks.example/secret-path", team="blue")
     assert [row["id"] for row in get(one, "/webhooks/history")] == [13, 12, 11, 7, 8, 6, 5]
     monkeypatch.setattr(notices, "KEPT_OF_TEAM", 2)
-    monkeypatch.setattr(notices, "_TRIM_EVERY", 1)
     told(job, 14, "https://third.example/x", team="blue")
     assert [row["id"] for row in get(one, "/webhooks/history")] == [14, 13, 7, 8, 6, 5], "another team has what it had"
 

@@ -55,6 +55,7 @@ class KeptAnswers:
         now_ms = self._monotonic_ms()
         kept = self._kept.get(key)
         if kept is None or now_ms - kept.at_ms >= KEPT_MS or _failed(kept.body):
+            self._drop_old(now_ms)
             kept = self._kept[key] = _Kept(asyncio.ensure_future(_made(render)), now_ms)
         self._kept.move_to_end(key)
         while len(self._kept) > ANSWERS_MAX:
@@ -65,6 +66,11 @@ class KeptAnswers:
             return Response(body.plain, media_type="application/json", headers=headers)
         headers |= {"ETag": f'{body.tag[:-1]}-gzip"', "Content-Encoding": "gzip"}  # other bytes are another tag's (RFC 9110)
         return Response(body.packed, media_type="application/json", headers=headers)
+
+    def _drop_old(self, now_ms: int) -> None:
+        """Whoever waits for one of them holds it."""
+        for key in [key for key, one in self._kept.items() if now_ms - one.at_ms >= KEPT_MS and one.body.done()]:
+            del self._kept[key]
 
 
 async def _made(render: Callable[[], Awaitable[bytes]]) -> _Body:

@@ -108,7 +108,8 @@ async def list_queues(
 
     if page.after or page.limit:
         return found()
-    key = ("queues", asker.sight, services.control.world.seq, id(services.control.snapshot))
+    snapshot = services.control.snapshot
+    key = ("queues", asker.sight, services.control.world.seq, snapshot and snapshot.now_ms)
     return await services.answers.answer(key, rendered, page.request.headers.get("accept-encoding", ""))
 
 

@@ -72,9 +72,9 @@ class Accounts:
     def strangers(self) -> bool:
         """Whether there are teams that were not said to trust each other. Of the control thread, which makes every change of that:
         asked in each tick, it is looked up after a change alone. Raises StoreUnavailable."""
-        if self._strangers is None:
-            self._strangers = self.directory().strangers
-        return self._strangers
+        if (known := self._strangers) is None:
+            known = self._strangers = self.directory().strangers
+        return known
 
     def set_organisation(self, epoch: int, name: str, note: Note, trusting: bool | None = None) -> None:
         """trusting: whether its teams trust each other; None leaves that as it is. Raises SpecError, StoreUnavailable."""
