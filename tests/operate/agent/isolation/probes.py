@@ -177,11 +177,11 @@ def the_agents_right_to_stores() -> bool:
 
 
 def a_trace_of_the_agent() -> bool:
-    return traced(TARGET["agent"], "run_agent")
+    return traced(TARGET["agent"], "agent_program")
 
 
 def a_signal_to_the_agent() -> bool:
-    return signalled(TARGET["agent"], "run_agent")
+    return signalled(TARGET["agent"], "agent_program")
 
 
 def a_signal_to_the_shim_of_another() -> bool:

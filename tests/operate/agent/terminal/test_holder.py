@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from phalanx.core.channels import ERR, INPUT, OUT
-from phalanx.operate.agent.terminal import frames, holder, sessions
+from phalanx.operate.agent.terminal import frames, holder, programs, sessions
 from phalanx.operate.agent.terminal.beside import listener
 from tests.operate.agent.agent_cell import DEADLINE_S, until
 
@@ -207,6 +207,21 @@ def test_a_stop_hangs_up_shell_and_what_runs_in_it(shell: Held, tmp_path: Path) 
     shell.process.send_signal(signal.SIGTERM)
     assert person.exit() in (128 + signal.SIGHUP, 128 + signal.SIGTERM)
     assert shell.code() in (128 + signal.SIGHUP, 128 + signal.SIGTERM)
+
+
+def test_a_stop_reaches_a_shell_that_was_forked_a_moment_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is the leader of its session there is no group to signal, though its terminal already shows what was typed."""
+
+    def no_group(group: int, number: int) -> None:
+        raise ProcessLookupError
+
+    program = programs.OnTerminal(["sleep", "1000"])
+    program.start((24, 80))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "killpg", no_group)
+        program.hang_up()
+    until(program.ended)
+    assert program.code() in (128 + signal.SIGHUP, 128 + signal.SIGTERM)
 
 
 def test_a_command_s_output_and_errors_come_apart_and_its_code_is_passed_on(tmp_path: Path) -> None:

@@ -132,7 +132,11 @@ class _Process:
     def _signal(self, group: int, *numbers: signal.Signals) -> None:
         for number in numbers:
             with contextlib.suppress(OSError):
-                os.killpg(group, number)
+                try:
+                    os.killpg(group, number)
+                except ProcessLookupError:
+                    if group == self._pid:  # which was just forked, and has not made its group yet
+                        os.kill(group, number)
 
     def hang_up(self) -> None:
         if self._handle is not None:
