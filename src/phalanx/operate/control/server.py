@@ -223,9 +223,7 @@ class _Parts:
             services.secrets,
             services.url,
             services.clock.now_ms,
-            strangers=lambda: (
-                services.accounts.directory().strangers
-            ),  # of any thread: `Accounts.strangers` is the control thread's
+            strangers=lambda: services.accounts.directory().strangers,  # `Accounts.strangers` is the control thread's alone
         )
         return [ticks, pump.run(), notices.run(), Sealing(services.control, services.series).run()]
 
